@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-guides test-gpu test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-simulators test-libero check docs wheel release bench bench-pages bench-setup format clean
+.PHONY: help demo test test-guides test-gpu test-ray test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-wandb test-simulators test-libero check docs wheel release bench bench-pages bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,8 +36,11 @@ test: check  ## Checks and the test suite
 test-guides: $(STAMP)  ## Run what README, docs, examples and CONTRIBUTING show
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m guides
 
-test-gpu: $(STAMP)  ## GPU code on a pretend device, on torch's meta device and in Triton's compiler
+test-gpu: $(STAMP)  ## GPU code on a pretend device, and on torch's meta device
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m gpu
+
+test-ray: $(STAMP)  ## Evaluations and recordings over Ray's worker processes
+	$(BIN)/python -m pytest -m "ray and not slow"
 
 test-slow: $(STAMP)  ## Long trainings and kill tests
 	$(BIN)/python -m pytest -m slow
@@ -66,10 +69,13 @@ test-openpi: $(STAMP)  ## openpi's own client talks to headrace serve (its own e
 	scripts/setup_openpi.sh
 	$(BIN)/python -m pytest tests/policies/serving/openpi_client_check.py
 
-test-simulators: $(STAMP)  ## robosuite and mjlab in interpreters of their own; MuJoCo Playground and EnvPool in one beside headrace
+test-wandb: $(STAMP)  ## The genuine Weights & Biases, offline: curves, bundle and checkpoint (its own environment)
+	scripts/setup_wandb.sh
+	PYTHONPATH=src .venv-wandb/bin/python -m pytest -p no:cacheprovider -n 0 tests/bench/wandb_check.py
+
+test-simulators: $(STAMP)  ## robosuite, mjlab, MetaWorld and PushT in interpreters of their own
 	scripts/setup_simulators.sh
-	$(BIN)/python -m pytest -n 0 tests/bridges/robosuite_check.py tests/bridges/mjlab_check.py
-	PYTHONPATH=src .venv-batched/bin/python -m pytest -p no:cacheprovider -W default tests/bridges/envpool_check.py tests/bridges/playground_check.py
+	$(BIN)/python -m pytest -n 0 tests/bridges/robosuite_check.py tests/bridges/mjlab_check.py tests/evaluation/benchmarks_check.py
 
 test-libero: $(STAMP)  ## The genuine LIBERO: our tasks are the same (its own environment; assets from $$HEADRACE_LIBERO_ASSETS)
 	scripts/setup_libero.sh
@@ -94,7 +100,7 @@ bench-setup: $(STAMP)  ## Install the peer libraries that benchmarks compare wit
 	scripts/setup_lerobot.sh
 	scripts/setup_aloha.sh
 	scripts/setup_libero.sh
-	scripts/setup_simulators.sh robosuite mjlab batched
+	scripts/setup_simulators.sh robosuite mjlab
 
 bench: bench-setup  ## Every benchmark, quick form, one after the other
 	$(BIN)/python benchmarks/stepping.py --quick

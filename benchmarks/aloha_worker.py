@@ -76,8 +76,8 @@ def make_act(chunk: int) -> tuple[Any, Any, Any]:
     return policy, *make_pre_post_processors(config)
 
 
-def peer(vector: str, cameras: str, chunk: int, episodes: int, steps: int) -> dict[str, float]:
-    """LeRobot's ``rollout`` on gym-aloha: Sync with all episodes at once, Async with two workers."""
+def peer(chunk: int, size: int, steps: int) -> dict[str, float]:
+    """LeRobot's ``rollout`` on gym-aloha, all episodes at once in this process."""
     import torch
 
     policy, preprocessor, postprocessor = make_act(chunk)
@@ -85,13 +85,9 @@ def peer(vector: str, cameras: str, chunk: int, episodes: int, steps: int) -> di
     from lerobot.envs.factory import make_env, make_env_pre_post_processors
     from lerobot.scripts import lerobot_eval
 
-    # these two ask for env.envs, which an AsyncVectorEnv has not: LeRobot 0.4.4 cannot evaluate with one as it is
-    lerobot_eval.check_env_attributes_and_types = lambda _: None
-    lerobot_eval.add_envs_task = lambda _, observation: observation | {"task": [""] * size}
-    clock = patch(top_only=cameras == "top")
-    size = episodes if vector == "sync" else 2
+    clock = patch()
     config = AlohaEnv(task="AlohaTransferCube-v0", episode_length=steps)
-    env = make_env(config, n_envs=size, use_async_envs=vector == "async")["aloha"][0]
+    env = make_env(config, n_envs=size, use_async_envs=False)["aloha"][0]
     processors = make_env_pre_post_processors(config, policy.config)
     with torch.inference_mode():
         warm(policy, size)
@@ -99,18 +95,15 @@ def peer(vector: str, cameras: str, chunk: int, episodes: int, steps: int) -> di
     env.reset(seed=[0] * size)
     clock.seconds, clock.calls = 0.0, 0
     begin = time.perf_counter()
-    for first in range(0, episodes, size):
-        seeds = list(range(first, first + size))
-        lerobot_eval.rollout(env, policy, *processors, preprocessor, postprocessor, seeds=seeds)
+    lerobot_eval.rollout(env, policy, *processors, preprocessor, postprocessor, seeds=list(range(size)))
     seconds = time.perf_counter() - begin
     # of each step, of the reset before the first and, as LeRobot's vector environments restart at once, after the last
-    pictures = episodes * (steps + 2) * (1 if cameras == "top" else 3)
-    found = {"seconds": seconds, "policy": policy.predict_action_chunk.seconds, "pictures": pictures}
-    if vector == "sync":
-        assert clock.calls == pictures, (clock.calls, pictures)
-        found["render"] = clock.seconds
+    pictures = size * (steps + 2)
+    assert clock.calls == pictures, (clock.calls, pictures)
     env.close()
-    return found | {"calls": policy.predict_action_chunk.calls}
+    inferred = policy.predict_action_chunk
+    rows = {"calls": inferred.calls, "rows": inferred.calls * size, "rows_per_row": 1.0}
+    return {"seconds": seconds, "policy": inferred.seconds, "pictures": pictures, "render": clock.seconds, **rows}
 
 
 def warm(policy: Any, rows: int) -> None:
@@ -130,17 +123,15 @@ def genuine_render() -> Callable[..., Any]:
     return Physics.render
 
 
-def patch(*, top_only: bool) -> Clock:
-    """Time gym-aloha's pictures; with ``top_only`` draw those alone that it returns."""
+def patch() -> Clock:
+    """Time gym-aloha's pictures, and draw those alone that it returns."""
     from dm_control.mujoco import Physics
 
     clock = Clock(genuine_render())
     nothing = np.zeros((1, 1, 3), np.uint8)
 
     def render(self: Any, **options: Any) -> Any:
-        if top_only and options["camera_id"] != "top":
-            return nothing
-        return clock(self, **options)
+        return clock(self, **options) if options["camera_id"] == "top" else nothing
 
     Physics.render = render
     return clock
@@ -166,7 +157,7 @@ def ours(renderer: str, chunk: int, episodes: int, steps: int) -> dict[str, floa
     env.step(torch.tensor(START).expand(episodes, -1))
     drawn = env.frames_drawn
     begin = time.perf_counter()
-    found = evaluate(env, adapted, episodes=episodes, play=PlayCfg(execute=chunk, batching="fast"), progress=False)
+    found = evaluate(env, adapted, episodes=episodes, play=PlayCfg(execute=chunk), progress=False)
     seconds = time.perf_counter() - begin
     assert found.counters.env_steps == episodes * steps, "an episode of random weights ended early"
     stages = found.counters.stages
@@ -178,6 +169,8 @@ def ours(renderer: str, chunk: int, episodes: int, steps: int) -> dict[str, floa
         "physics": stages["physics"],
         "pictures": env.frames_drawn - drawn,
         "calls": policy.predict_action_chunk.calls,
+        "rows": found.counters.rows_inferred,
+        "rows_per_row": found.rows_per_row,
     }
 
 

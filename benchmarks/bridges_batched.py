@@ -1,8 +1,7 @@
-"""Batched simulators over the bridge against the same simulators stepped bare.
+"""A batched simulator under the row protocol against the same one stepped bare: mjlab (Cartpole, 64 rows).
 
-EnvPool (Ant, 64 rows) and MuJoCo Playground (64 rows) run in ``.venv-batched``, mjlab (Cartpole, 64 rows) in
-``.venv-mjlab``; ``scripts/setup_simulators.sh`` makes both. In each process the contestants take turns, round after
-round, and ratios are of medians.
+It runs in ``.venv-mjlab``, which ``scripts/setup_simulators.sh`` makes. The contestants take turns, round after round,
+and ratios are of medians.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = 64
-BRIDGES = ROOT / "src" / "headrace" / "envs" / "bridges"
-INTERPRETERS = {"envpool": ".venv-batched", "playground": ".venv-batched", "mjlab": ".venv-mjlab"}
+BRIDGES = ROOT / "src" / "headrace" / "bridges"
+INTERPRETERS = {"mjlab": ".venv-mjlab"}
 
 
 class Bar(NamedTuple):
@@ -58,69 +57,6 @@ def interleaved(contestants: dict[str, Callable[[], object]], *, rounds: int, se
                 calls += 1
             figures[name].append((time.perf_counter() - begun) / calls)
     return figures
-
-
-def bridged(env: Any, actions: Any) -> dict[str, Callable[[], object]]:
-    """A step of all rows, and a step of half of them, of one bridged environment."""
-    half = (env.episode_ids % 2) == 0
-    resting = [False]
-
-    def step(rests: bool) -> object:
-        if rests != resting[0]:  # once per round
-            (env.suspend if rests else env.resume)(half)
-            resting[0] = rests
-        return env.step(actions)
-
-    return {"bridge": lambda: step(False), "half suspended": lambda: step(True)}
-
-
-def envpool_worker(rounds: int, seconds: float) -> dict[str, list[float]]:
-    import envpool  # pyright: ignore[reportMissingImports]
-    import numpy as np
-    import torch
-
-    import headrace
-
-    pool = envpool.make("Ant-v4", env_type="gymnasium", num_envs=ROWS, seed=0)
-    pool.reset()
-    env = headrace.bridge("envpool:Ant-v4", ROWS)
-    env.reset()
-    actions = np.random.default_rng(0).uniform(-1, 1, (ROWS, 8))
-    tensor = torch.from_numpy(actions)
-    contestants: dict[str, Callable[[], object]] = {
-        "bare": lambda: pool.step(actions),
-        **bridged(env, tensor),
-    }
-    return interleaved(contestants, rounds=rounds, seconds=seconds)
-
-
-def playground_worker(rounds: int, seconds: float) -> dict[str, list[float]]:
-    import jax  # pyright: ignore[reportMissingImports]
-    import numpy as np
-    import torch
-    from mujoco_playground import registry  # pyright: ignore[reportMissingImports]
-
-    import headrace
-
-    task = registry.load("CartpoleBalance")
-    step = jax.jit(jax.vmap(task.step))
-    state = jax.jit(jax.vmap(task.reset))(jax.vmap(jax.random.PRNGKey)(np.arange(ROWS, dtype=np.uint32)))
-    actions = np.random.default_rng(0).uniform(-1, 1, (ROWS, 1)).astype(np.float32)
-    held = {"state": state}
-
-    def bare() -> object:
-        held["state"] = step(held["state"], actions)
-        # what a policy and a learner read
-        return np.asarray(held["state"].obs), np.asarray(held["state"].reward), np.asarray(held["state"].done)
-
-    env = headrace.bridge("playground:CartpoleBalance", ROWS)
-    env.reset()
-    tensor = torch.from_numpy(actions)
-    contestants: dict[str, Callable[[], object]] = {
-        "bare": bare,
-        **bridged(env, tensor),
-    }
-    return interleaved(contestants, rounds=rounds, seconds=seconds)
 
 
 def mjlab_worker(rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -177,19 +113,6 @@ def measure(quick: bool) -> tuple[dict[str, dict[str, list[float]]], dict[str, s
 def bars(found: dict[str, dict[str, list[float]]]) -> list[Bar]:
     """What must hold of the figures."""
     results: list[Bar] = []
-    for name in ("envpool", "playground"):
-        if name in found:
-            ratio = _median(found, name, "bare") / _median(found, name, "bridge")
-            results.append(Bar(f"{name}: env-steps/s of the bridge against bare", ratio, 0.9, at_most=False))
-    if "playground" in found:
-        results.append(
-            Bar(
-                "playground: milliseconds of a bare step",
-                1e3 * _median(found, "playground", "bare"),
-                2.0,
-                at_most=False,
-            )
-        )
     if "mjlab" in found:
         ratio = _median(found, "mjlab", "half suspended") / _median(found, "mjlab", "bare")
         results.append(Bar("mjlab: a suspended step against a bare one", ratio, 1.15, at_most=True))
@@ -210,7 +133,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        workers = {"envpool": envpool_worker, "playground": playground_worker, "mjlab": mjlab_worker}
+        workers = {"mjlab": mjlab_worker}
         with contextlib.redirect_stdout(sys.stderr):
             figures: Any = workers[args.worker](args.rounds, args.seconds)
         print(json.dumps(figures))

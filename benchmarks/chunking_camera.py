@@ -48,7 +48,7 @@ def camera_rows(frames: int, effort: Effort) -> list[Row]:
             step = _camera_seconds(free, effort, draws=True)
             drawing = step - physics
             policy = NoThought()
-            window = Window(parking, effort, counts_holds=False)
+            window = Window(parking, effort)
             window.on_begin = lambda policy=policy: setattr(policy, "seconds", 0.0)
             evaluate(
                 window, policy, episodes=range(ENDLESS), play=PlayCfg(execute=EXECUTE, batching="fast"), progress=False

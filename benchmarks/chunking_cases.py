@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import time
@@ -18,17 +17,15 @@ from headrace import evaluate
 from headrace.envs.task import Rows
 from headrace.envs.tasks.walking import Ant, AntCfg
 from headrace.evaluation import PlayCfg
-from headrace.evaluation.admission import (
+from headrace.evaluation.scheduling import (
     Admission,
     Greedy,
     Immediate,
-    Periodic,
     Synchronized,
-    Threshold,
     WholeBatchOnAny,
 )
 from headrace.policies import Batching, as_chunk_policy
-from headrace.policies.engines import ProcessEngine
+from headrace.policies.foreign import ProcessEngine
 from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs, Step
 
@@ -209,13 +206,12 @@ def fitting_model(case: Case, p: float, env: Any) -> Any:
 class Window:
     """An environment that lets an evaluation settle, times it, and ends it as Ctrl-C would."""
 
-    def __init__(self, env: Any, effort: Effort, counts_holds: bool) -> None:
+    def __init__(self, env: Any, effort: Effort) -> None:
         self._env = env
         self._effort = effort
-        self._last = torch.full((env.num_envs, env.single_action_space.shape[0]), math.nan) if counts_holds else None
         self._steps = 0
         self._begin = 0.0
-        self.useful = self.held = 0
+        self.useful = 0
         self.seconds = 0.0
         self.on_begin: Callable[[], None] = lambda: None
 
@@ -233,19 +229,12 @@ class Window:
         self._steps += 1
         ids = self._env._active_set.ids
         acting = self._env.num_envs if ids is None else len(ids)
-        if self._last is not None:
-            # planned actions never repeat: a row that does, or that is zero, is held
-            still = (actions == self._last).all(1) | (actions == 0).all(1)
-            held = int(still.sum() if ids is None else still[ids].sum())
-            self._last = actions.clone()
-            acting -= held
-            self.held += held if timed else 0
         self.useful += acting if timed else 0
         return self._env.step(actions, observe=observe)
 
 
 def ours(env: Any, policy: Any, rule: Admission, engine: Any, effort: Effort) -> Measured:
-    window = Window(env, effort, rule.holds)
+    window = Window(env, effort)
     found = evaluate(
         window,
         policy,
@@ -256,7 +245,7 @@ def ours(env: Any, policy: Any, rule: Admission, engine: Any, effort: Effort) ->
         progress=False,
     )
     assert found.status == "interrupted"
-    return Measured(window.useful / window.seconds, found.counters.rows_wasted, window.held)
+    return Measured(window.useful / window.seconds, found.counters.rows_wasted)
 
 
 def restated(env: Any, policy: Any, effort: Effort, *, synced: bool) -> Measured:
@@ -383,7 +372,6 @@ def case_rows(case: Case, effort: Effort) -> list[Row]:
 
 
 def _contestants(case: Case, effort: Effort, free: Any, parking: Any, policy: Any) -> dict[str, Callable[[], Measured]]:
-    quarter = max(1, case.num_envs // 4)
     rules: list[tuple[str, Admission, str]] = [
         ("Greedy, inline", Greedy(), "inline"),
         ("Greedy, thread", Greedy(), "thread"),
@@ -393,14 +381,8 @@ def _contestants(case: Case, effort: Effort, free: Any, parking: Any, policy: An
             rules += [
                 (f"WholeBatchOnAny, {engine}", WholeBatchOnAny(), engine),
                 (f"Immediate, {engine}", Immediate(), engine),
-                (f"Threshold({quarter}), {engine}", Threshold(quarter), engine),
-                (f"Periodic({EXECUTE}), {engine}", Periodic(EXECUTE), engine),
                 (f"Synchronized, {engine}", Synchronized(), engine),
             ]
-        rules += [
-            (f"Periodic({EXECUTE}) hold, inline", Periodic(EXECUTE, holds=True), "inline"),
-            ("Synchronized hold, inline", Synchronized(holds=True), "inline"),
-        ]
     contestants: dict[str, Callable[[], Measured]] = {
         "any, full batch (restated)": lambda: restated(free, policy, effort, synced=False),
         "synced, hold (restated)": lambda: restated(free, policy, effort, synced=True),

@@ -39,15 +39,12 @@ from rich.table import Table
 
 import headrace
 from headrace import EnvRecipe, files
-from headrace.bridges import BridgeEnv
 from headrace.evaluation import EpisodeResult, PlayCfg, WorkersCfg
 from headrace.evaluation import player as evaluate_module
 from headrace.evaluation._journal import Header, Journal
 from headrace.evaluation._result import Counters
 from headrace.evaluation.player import open_player
-from headrace.evaluation.ray._driver import Driver
-from headrace.evaluation.ray._worker import Opened
-from headrace.evaluation.ray.cluster import _driver, _spec
+from headrace.evaluation.workers import Driver, _driver, _spec
 from headrace.policies import as_chunk_policy
 from headrace.policies.load_policy import load_policy
 from headrace.policies.protocol import ChunkContext
@@ -87,7 +84,7 @@ def throughput(effort: Effort) -> dict[str, Any]:
         open_player(env, None, PlayCfg(), 0) as evaluator,
         _driver(_spec(recipe.replace(threads=1), None, PlayCfg(), team), team) as driver,
     ):
-        while sum(member.opened is not None for member in driver._members) < 2:
+        while len(driver._headers) < 2:
             driver._take(driver._wait())
         ready = time.perf_counter() - begin
         evaluator.play(range(10_000, 10_000 + NUM_ENVS))
@@ -233,18 +230,16 @@ class Scene(gymnasium.Wrapper[Any, Any, Any, Any]):
 def resets(effort: Effort) -> dict[str, Any]:
     """Seconds of the same plan with resets between steps and in the background."""
     policy = as_chunk_policy(lambda obs: obs["policy"][:, None, 2:].expand(-1, 4, -1), horizon=4, action_dim=1)
-    overlaps = BridgeEnv.overlaps_resets
     seconds: dict[str, list[float]] = {"between steps": [], "in the background": []}
     tables: list[list[EpisodeResult]] = []
     for _ in range(max(effort.rounds // 2, 1)):
         for name, values in seconds.items():
-            BridgeEnv.overlaps_resets = overlaps if name == "in the background" else property(lambda _: False)
             env = headrace.bridge([Scene] * 8, autoreset="disabled", final_obs=False, executor="threads", workers=8)
+            env.overlaps_resets = name == "in the background"
             begin = time.perf_counter()
             tables.append(headrace.evaluate(env, policy, episodes=64, progress=False).episodes)
             values.append(time.perf_counter() - begin)
             env.close()
-    BridgeEnv.overlaps_resets = overlaps
     found = {name: statistics.median(values) for name, values in seconds.items()}
     return {"seconds": found, "equal": all(table == tables[0] for table in tables)}
 
@@ -253,9 +248,10 @@ def resets(effort: Effort) -> dict[str, Any]:
 class Many:
     """Every worker that pretends: sends its rows one by one, as fast as it can."""
 
-    async def open(self, number: int) -> Opened:
+    async def open(self, number: int) -> tuple[Header, str]:
+        del number
         identity = {"source": TASK, "policy": "x", "strict_size": 16, "fidelity": "native"}
-        return Opened(header=Header(identity=identity, circumstances={"processor": "x"}), host="here", pid=number)
+        return Header(identity=identity, circumstances={"processor": "x"}), "here"
 
     async def play(self, ids: list[int]) -> Any:
         for episode in ids:
@@ -279,7 +275,7 @@ def driver_cost(effort: Effort) -> dict[str, float]:
         return types.SimpleNamespace(open=opening, play=many.play)
 
     driver = Driver(make, workers=WORKERS, num_envs=64, block=effort.rows)
-    while sum(member.opened is not None for member in driver._members) < WORKERS:
+    while len(driver._headers) < WORKERS:
         driver._take(driver._wait())
     begin, wall = time.process_time(), time.perf_counter()
     rows = WORKERS * effort.rows

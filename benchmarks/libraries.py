@@ -111,9 +111,9 @@ def _assignments(part: str, folder: Path, *, quick: bool) -> list[Assignment]:
     if part == "speed":
         return [_speed(name, TASKS[0], folder) for name in LIBRARIES]
     if part == "play":
-        from headrace._published import published
+        from headrace._published import read_published
 
-        shipped = {name: entry for name, entry in published().items() if not quick or entry["task"] == TASKS[0]}
+        shipped = {name: entry for name, entry in read_published().items() if not quick or entry["task"] == TASKS[0]}
         # checkpoints of our own need no library: they are dealt out
         owners = {
             name: entry["library"] if entry["library"] in LIBRARIES else LIBRARIES[place % len(LIBRARIES)]

@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 def read_rows(folder: Path, *, quick: bool) -> Found:
     """The rows of every part, in order."""
-    from headrace._published import published
+    from headrace._published import read_published
 
     tasks = TASKS[:1] if quick else TASKS
     bundles: dict[str, Any] = _bundles(folder)
@@ -48,7 +48,7 @@ def read_rows(folder: Path, *, quick: bool) -> Found:
         rows += _learning(library, bundles, short)
     for library in LIBRARIES:
         rows += _overhead(library, bundles, short)
-    for name, entry in published().items():
+    for name, entry in read_published().items():
         if not quick or entry["task"] == tasks[0]:
             rows += _play(name, bundles, short)
     loads = [bundle.hardware.load_average[0] for bundle in bundles.values() if bundle.hardware.load_average]
@@ -172,7 +172,7 @@ def print_table(found: Found) -> None:
 
 def markdown_page(found: Found, short: Sequence[str], folder: Path, page: Path, note: str) -> str:
     """The page of the docs."""
-    from headrace.bench import describe_library
+    from headrace.bench.capture import describe_library
 
     head = "| section | case | library | median | ratio or time |\n|---|---|---|---:|---:|\n"
     table = head + "".join("| " + " | ".join(row) + " |\n" for row in found.rows)

@@ -37,8 +37,8 @@ def main(library: str) -> int:
 
     warnings.simplefilter("ignore")  # the libraries' deprecations
 
-    from headrace.libraries import library as spec_of
     from headrace.libraries import library_run
+    from headrace.libraries.registry import library as spec_of
 
     spec_of(library).require()
     sys.argv = ["python", "benchmarks/libraries.py"]  # bundles say what a user would type
@@ -102,8 +102,8 @@ def _benchmark(
     builder: Any, folder: Path, task: str, num_envs: int, *, library: str, seed: int = 0, **more: Any
 ) -> Generator[None]:
     """A run that writes a bundle when its block ends."""
-    from headrace.bench import Benchmark, RunSettings
-    from headrace.bench._capture import environment_variables
+    from headrace.bench.benchmark import Benchmark, RunSettings
+    from headrace.bench.capture import environment_variables
     from headrace.bench.schema import RunConfig
 
     config = RunConfig(
@@ -133,8 +133,8 @@ def _small(value: Any) -> Any:
 
 
 def _described(library: str, settings: Any) -> Any:
-    from headrace.bench import describe_library
-    from headrace.libraries.checkpoint import plain
+    from headrace.bench.capture import describe_library
+    from headrace.libraries.training import plain
 
     return describe_library(library, algorithm="PPO", settings=plain(asdict(settings)))
 
@@ -161,7 +161,7 @@ def _iterated(builder: Any, learner: Any, num_envs: int, learning: list[float]) 
 
 def _speed(library: str, task: str, folder: Path) -> Section:
     import headrace
-    from headrace.bench import TrainingBuilder
+    from headrace.bench.builders import TrainingBuilder
     from headrace.learning import PPOCfg
     from headrace.libraries import make_learner
 
@@ -195,10 +195,10 @@ def _learning(library: str, iterations: int, folder: Path) -> Section:
 def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
     """A training from its first step on; its bundle has the seconds to the threshold, null where it was not reached."""
     import headrace
-    from headrace.bench import TrainingBuilder
+    from headrace.bench.builders import TrainingBuilder
     from headrace.learning import PPOCfg
     from headrace.libraries import make_learner
-    from headrace.libraries.torch_state import library_run
+    from headrace.libraries.training import library_run
 
     recent: deque[float] = deque(maxlen=WINDOW)
     clock, settings = _Clock(), PPOCfg(seed=seed)
@@ -226,7 +226,7 @@ def _learned(library: str, seed: int, iterations: int, folder: Path) -> None:
 
 def _overhead(library: str, folder: Path) -> Section:
     """Rollouts with the adapter and natively, in turn, in pairs whose order turns; collecting alone is timed."""
-    from headrace.bench import TrainingBuilder
+    from headrace.bench.builders import TrainingBuilder
     from headrace.learning import PPOCfg
     from libraries_nothing import ENVS, both_arms
 
@@ -271,17 +271,17 @@ class _Taken:
 def _play(name: str, folder: Path, *, whole: bool) -> Section:
     """A published checkpoint, and after each stretch the same actions from the same state without a policy."""
     import headrace
-    from headrace._published import published, published_file
-    from headrace.bench import PlayBuilder
+    from headrace._published import find_published_file, read_published
+    from headrace.bench.builders import PlayBuilder
     from headrace.bench.measured.play import roll
     from headrace.bench.schema import CheckpointInfo, EpisodePlan, PolicyDescriptor
     from headrace.policies.load_policy import find_policy, load_policy
     from headrace.policies.protocol import has_memory
 
-    entry = published()[name]
+    entry = read_published()[name]
     task = entry["task"]
     num_envs = TASKS[task][0]
-    path = published_file(name)
+    path = find_published_file(name)
     file = find_policy(path, task)
     env = headrace.make(task, num_envs, seed=1, overrides=file.overrides, autoreset="disabled", final_obs=False)
     policy = load_policy(path, env)
@@ -291,9 +291,8 @@ def _play(name: str, folder: Path, *, whole: bool) -> Section:
         episodes_planned=num_envs if whole else None,
         num_steps=None if whole else STEPS,
         max_episode_length=limit,
-        shorter_than_episode=not whole,
     )
-    builder = PlayBuilder(num_envs, plan=plan)
+    builder = PlayBuilder(plan=plan)
     builder.checkpoint = CheckpointInfo(
         path=path.name, source="published", sha256=entry["sha256"], library=entry["library"], task=task
     )
@@ -306,7 +305,7 @@ def _play(name: str, folder: Path, *, whole: bool) -> Section:
         while (yield):
             taken = _Taken(env)
             begin = time.perf_counter()
-            roll(taken, policy, PlayBuilder(num_envs, plan=plan), num_steps=STEPS)
+            roll(taken, policy, PlayBuilder(plan=plan), num_steps=STEPS)
             between = time.perf_counter()
             env.reset(seed=1)
             again = time.perf_counter()

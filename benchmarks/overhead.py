@@ -67,8 +67,8 @@ def measured(rounds: int) -> Found:
     import torch
 
     import headrace
-    from headrace.bench._builders import RuntimeBuilder
-    from headrace.bench._capture import ResourceMonitor
+    from headrace.bench.builders import RuntimeBuilder
+    from headrace.bench.capture import ResourceMonitor
     from headrace.bench.stepping import Stepper, action_maker
 
     torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def measured(rounds: int) -> Found:
         for _ in range(count):
             env.step(next(actions))
 
-    stepper = Stepper(env, lambda: next(actions), RuntimeBuilder(NUM_ENVS))
+    stepper = Stepper(env, lambda: next(actions), RuntimeBuilder())
 
     def loop(count: int) -> None:
         stepper.run(count, lambda _: None)

@@ -286,6 +286,38 @@ def run_tianshou(frames: int, batches: int, variant: str) -> dict:
     return measure(frames, batches, extend, lambda: buffer.sample(BATCH)[0], read, nbytes)
 
 
+def run_cpprb(frames: int, batches: int, variant: str) -> dict:
+    from cpprb import ReplayBuffer
+
+    # next_of and stack_compress know one environment: a buffer for each, whose frames are stacked along the last axis
+    shape = {"shape": (SIDE, SIDE, STACK), "dtype": np.uint8}
+    columns = {"obs": shape, "act": {"dtype": np.int64}, "rew": {"dtype": np.float32}, "done": {"dtype": bool}}
+    saving = {"next_of": "obs"} | ({"stack_compress": "obs"} if variant == "compress" else {})
+    process = psutil.Process()
+    before = process.memory_info().rss
+    buffers = [ReplayBuffer(frames // ENVS, columns, **saving) for _ in range(ENVS)]
+
+    def extend(obs, true_next, _following, reward, terminated, truncated):
+        done = terminated | truncated
+        for env, buffer in enumerate(buffers):
+            here, there = np.moveaxis(obs[env], 0, -1), np.moveaxis(true_next[env], 0, -1)
+            buffer.add(obs=here, next_obs=there, act=0, rew=reward[env], done=done[env])
+            if done[env]:
+                buffer.on_episode_end()
+
+    def sample():
+        parts = [buffer.sample(BATCH // ENVS) for buffer in buffers]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def nbytes():
+        return process.memory_info().rss - before  # its arrays are not reachable
+
+    def read(batch):
+        return np.moveaxis(batch["obs"], -1, 1), np.moveaxis(batch["next_obs"], -1, 1), batch["done"]
+
+    return measure(frames, batches, extend, sample, read, nbytes)
+
+
 def headrace_buffer(frames: int, depth: int = STACK, **settings):
     import torch
 
@@ -432,21 +464,21 @@ def run_writes(frames: int, batches: int) -> dict:
             start = time.perf_counter()
             whole.extend(batch, fill_value=0)
             times[name].append((time.perf_counter() - start) / steps)
-        pool, last = one._store.pool, torch.from_numpy(taken[-1][2])
+        pool, last = one.store.pool, torch.from_numpy(taken[-1][2])
         for _ in range(8):
             start = time.perf_counter()
             differs = np.zeros(ENVS, np.bool_)
             for plan in pool._plans:  # as FramePool.write does for every step that may not follow the one before
                 expected = np.empty((ENVS, plan.frames), np.int64)
-                ring.pending(pool.everyone, differs, pool.counts, pool.ring, pool.stacks[plan.name], expected)
-                plan.rows.differ(expected, plan.outer, last, pool.everyone, differs)
+                ring.pending(pool.all_envs, differs, pool.counts, pool.ring, pool.stacks[plan.name], expected)
+                plan.rows.differ(expected, plan.outer, last, pool.all_envs, differs)
             times["compare"].append(time.perf_counter() - start)
     return {name: 1e6 * float(np.median(values[1:])) for name, values in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("library", choices=["torchrl", "sb3", "tianshou", "headrace", "samplers", "writes"])
+    parser.add_argument("library", choices=["torchrl", "sb3", "tianshou", "cpprb", "headrace", "samplers", "writes"])
     parser.add_argument("variant")
     parser.add_argument("--frames", type=int, required=True, help="transitions that the buffer holds")
     parser.add_argument("--batches", type=int, required=True, help="batches of 256 to time")
@@ -460,7 +492,7 @@ def main() -> None:
     elif arguments.library == "headrace":
         result = run_headrace(frames, arguments.batches, arguments.variant, arguments.directory)
     else:
-        run = {"torchrl": run_torchrl, "sb3": run_sb3, "tianshou": run_tianshou}[arguments.library]
+        run = {"torchrl": run_torchrl, "sb3": run_sb3, "tianshou": run_tianshou, "cpprb": run_cpprb}[arguments.library]
         result = run(frames, arguments.batches, arguments.variant)
     print("RESULT " + json.dumps(result))
 

@@ -11,6 +11,8 @@
                    batching   one headrace serve for all of them
                    serial     one request per row, one after the other, and a server that runs one at a time: as
                               openpi's server and clients that loop over their environments do
+  (c) health     how long GET /healthz takes while another client sends large frames and pictures that must be decoded;
+                 bar: 100 ms
 
 Contestants of (a) are measured in turn, round after round; ratios are medians of ratios within a round.
 
@@ -27,6 +29,9 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +124,67 @@ def measure_clients(num_envs: int, episodes: int) -> dict[tuple[str, int], float
             process.close()
 
 
+def measure_health(count: int) -> dict[str, list[float]]:
+    """What the server decodes meanwhile → milliseconds of each answer to GET /healthz."""
+    import numpy as np
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    from headrace.policies.serving._wire import pack
+
+    frames = {
+        "nothing": None,
+        "arrays of 60 MB": bytes(pack({"a": np.zeros(60 << 20, np.uint8)})),
+    }
+    server = Process("server", "policy")
+    port = server.hear()["port"]
+    found: dict[str, list[float]] = {}
+
+    def send(frame: bytes, over: threading.Event) -> None:
+        while not over.is_set():
+            try:
+                with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None) as client:
+                    client.recv()
+                    client.send(frame)
+                    client.recv()
+            except ConnectionClosed:
+                continue
+
+    try:
+        for name, frame in frames.items():
+            over = threading.Event()
+            sender = threading.Thread(target=send, args=(frame, over)) if frame is not None else None
+            if sender is not None:
+                sender.start()
+                time.sleep(0.5)
+            found[name] = []
+            for _ in range(count):
+                begin = time.perf_counter()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30.0).read()
+                found[name].append(1000 * (time.perf_counter() - begin))
+                time.sleep(0.02)
+            over.set()
+            if sender is not None:
+                sender.join()
+        return found
+    finally:
+        server.close()
+
+
+def health_table(found: dict[str, list[float]]) -> str:
+    lines = ["| decoded meanwhile | median ms | longest ms |", "|---|---:|---:|"]
+    lines += [f"| {name} | {statistics.median(values):.1f} | {max(values):.1f} |" for name, values in found.items()]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: fewer rounds, fewer episodes")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
-    parser.add_argument("--part", action="append", choices=list("ab"), help="only this part; may be repeated")
+    parser.add_argument("--part", action="append", choices=list("abc"), help="only this part; may be repeated")
     parser.add_argument("--markdown", metavar="FILE", help="also write the tables as Markdown")
     arguments = parser.parse_args()
-    parts = arguments.part or ["a", "b"]
+    parts = arguments.part or ["a", "b", "c"]
     notes: list[str] = []
     tables: list[str] = []
     failures: list[str] = []
@@ -140,6 +198,12 @@ def main() -> int:
         gain = rates["batching", 4] / rates["serial", 4]
         if gain < 3.0:
             failures.append(f"4 clients, batching over serial: {gain:.2f}, bar ≥ 3")
+    if "c" in parts:
+        waits = measure_health(50 if arguments.quick else 200)
+        tables.append(health_table(waits))
+        longest = max(max(values) for values in waits.values())
+        if longest > 100.0:
+            failures.append(f"/healthz while frames are decoded: {longest:.0f} ms, bar ≤ 100")
     text = "\n".join([*tables, *notes])
     print(text)
     if arguments.markdown:

@@ -25,3 +25,7 @@ make_environment .venv-bench benchmarks/requirements-peers.lock
 for environment in .venv-bench .venv-bench-sim; do
     "$environment/bin/pip" install -q --no-deps gym-aloha metaworld
 done
+
+# models of other packages, for scripts/compare_pictures.py: only their files are used, so without dependencies
+[ -x .venv-models/bin/python ] || python3.11 -m venv .venv-models
+.venv-models/bin/pip install -q --no-deps dm_control==1.0.50 robosuite==1.5.2 metaworld==3.1.1 gymnasium-robotics==1.4.2

@@ -15,6 +15,8 @@ Contestants run in a process each, all on the same two threads, measured in turn
         normalized   the environment normalizes (normalize=True)
         by hand      uint8 observations, then normalize_image of each
   (e) robots      frames per second on scenes of meshes (benchmarks/vision_robots.py)
+  (f) sensors     env-steps per second of cartpole-camera-terms: plain, with delay and stalls, with noise, with both;
+                  and two cameras with highlights on a textured table (benchmarks/vision_robots.py --scene table)
 
 "held" is what a stack keeps between steps without the observation handed out; "peak" is the highest resident memory of
 the first steps above that of the process before, with the last observation still held.
@@ -45,12 +47,19 @@ STACKING = [(1024, 4), (1024, 2), (256, 4)]
 """(environments, frames)."""
 WHOLE_ENVS = 256
 STACK_PEERS = ("sb3", "torchrl", "gymnasium", "float ring")
+SENSORS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "late": {"delay": (2, 3), "hold": 0.1},
+    "noisy": {"noise.additive": 4.0, "noise.salt_and_pepper": 0.001},
+    "late and noisy": {"delay": (2, 3), "hold": 0.1, "noise.additive": 4.0, "noise.salt_and_pepper": 0.001},
+}
+"""Settings of the camera in (f)."""
 TORCH_FORMS = ("torch naive", "torch preallocated", "torch preallocated, integer mean")
 
 
 @dataclass(frozen=True)
 class Result:
-    """All rounds of one contestant in one case; ``values`` are milliseconds in (b) and (c), env-steps/s in (d)."""
+    """All rounds of one contestant in one case; ``values`` are milliseconds in (b) and (c), else env-steps/s."""
 
     part: str
     case: str
@@ -64,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: one case a part, short rounds")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
-    parser.add_argument("--part", action="append", choices=list("abcde"), help="only this part; may be repeated")
+    parser.add_argument("--part", action="append", choices=list("abcdef"), help="only this part; may be repeated")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--envs", type=int, help=argparse.SUPPRESS)
@@ -81,7 +90,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    parts = arguments.part or list("abcd" if arguments.quick else "abcde")
+    parts = arguments.part or list("abcdf" if arguments.quick else "abcdef")
     count, seconds = (3, 0.1) if arguments.quick else (7, 0.5)
     results: list[Result] = []
     failures: list[str] = []
@@ -97,6 +106,13 @@ def _compare(arguments: argparse.Namespace) -> int:
         names = ["whole 1", "whole 2", "whole 4"]
         names += [f"{name} {frames}" for frames in (1, 4) for name in ("normalized", "by hand")]
         results += _measured("d", f"cartpole-camera × {WHOLE_ENVS}", names, WHOLE_ENVS, 0, count, seconds, failures)
+    if "f" in parts:
+        results += _measured(
+            "f", f"cartpole-camera-terms × {WHOLE_ENVS}", list(SENSORS), WHOLE_ENVS, 0, count, seconds, failures
+        )
+        import vision_robots
+
+        failures += [f"(f) {failure}" for failure in vision_robots.table_shortfalls(arguments.quick)]
     camera_lines: list[str] = []
     if "a" in parts:
         camera_lines = _cameras(arguments.quick, console, failures)
@@ -173,7 +189,11 @@ def _shortfalls(results: list[Result]) -> list[str]:
                 bar(f"{where} × one-thread memcpy", median_ratio(found["memcpy"].values, ours.values), 1.0)
         if part == "d" and {"whole 1", "whole 4"} <= set(found):
             cost = median_ratio(found["whole 1"].values, found["whole 4"].values) - 1
-            bar(f"{where}, cost of K = 4 over K = 1", cost, 0.15, at_most=True)
+            bar(f"{where}, cost of K = 4 over K = 1", cost, 0.10, at_most=True)
+        for name in SENSORS:
+            if part == "f" and {"plain", name} <= set(found):
+                cost = median_ratio(found["plain"].values, found[name].values) - 1
+                bar(f"{where}, cost of {name}", cost, 0.10, at_most=True)
         for frames in (1, 4):
             inside, outside = found.get(f"normalized {frames}"), found.get(f"by hand {frames}")
             if inside and outside:
@@ -186,14 +206,14 @@ def _table(results: list[Result]) -> tuple[Any, list[str]]:
     from rich.table import Table
 
     heads = ["part", "case", "contestant", "median", "× first", "held MB", "peak MB"]
-    table = Table(title="milliseconds per step; (d): env-steps/s. Medians of interleaved rounds")
+    table = Table(title="milliseconds per step; (d) and (f): env-steps/s. Medians of interleaved rounds")
     for head in heads:
         table.add_column(head, justify="left" if head in ("part", "case", "contestant") else "right")
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     base: dict[tuple[str, str], list[float]] = {}
     for result in results:
         reference = base.setdefault((result.part, result.case), result.values)
-        unit = "{:,.0f}" if result.part == "d" else "{:.2f}"
+        unit = "{:,.0f}" if result.part in "df" else "{:.2f}"
         row = [
             f"({result.part})",
             result.case,
@@ -443,6 +463,39 @@ def _whole(frames: int, kind: str = "whole") -> Callable[[int, int, float], None
     return worker
 
 
+def _sensor(name: str) -> Callable[[int, int, float], None]:
+    def worker(envs: int, _frames: int, seconds: float) -> None:
+        import torch
+
+        import headrace
+        from headrace.envs import ImageNoise
+
+        given = SENSORS[name]
+        noise = {key.removeprefix("noise."): value for key, value in given.items() if key.startswith("noise.")}
+        settings = {key: value for key, value in given.items() if not key.startswith("noise.")}
+        settings |= {"noise": ImageNoise(**noise)} if noise else {}
+        settings |= {"camera.width": SIZE, "camera.height": SIZE}
+        overrides = {f"images.policy.{key}": value for key, value in settings.items()}
+        env = headrace.make("cartpole-camera-terms", envs, threads=2, overrides=overrides)
+        env.reset(seed=0)
+        actions = torch.rand(env.action_space.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        kept: Any = None
+        for _ in range(5):
+            kept = env.step(actions)
+
+        def measure() -> float:
+            nonlocal kept
+            steps, start = 0, time.perf_counter()
+            while time.perf_counter() - start < seconds:
+                kept = env.step(actions)
+                steps += 1
+            return steps * envs / (time.perf_counter() - start)
+
+        serve({"held": None, "peak": None}, measure)
+
+    return worker
+
+
 _WORKERS: dict[str, Callable[[int, int, float], None]] = {
     "headrace": _stack_headrace,
     "sb3": _stack_sb3,
@@ -453,6 +506,7 @@ _WORKERS: dict[str, Callable[[int, int, float], None]] = {
     **{form: _normalize_torch(form) for form in TORCH_FORMS},
     "memcpy": _memcpy,
     **{f"{kind} {frames}": _whole(frames, kind) for frames in (1, 2, 4) for kind in ("whole", "normalized", "by hand")},
+    **{name: _sensor(name) for name in SENSORS},
 }
 
 

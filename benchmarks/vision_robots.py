@@ -9,6 +9,9 @@
 
 16 environments around the pose in which the task begins; frames per second, medians of rounds in turn.
 
+Part (f) has the scene "table", textures and things of LIBERO's assets ($HEADRACE_LIBERO_ASSETS), else of robosuite's:
+two cameras, with highlights.
+
   python benchmarks/vision_robots.py            the whole table (gym-aloha and metaworld: make bench-setup)
   python benchmarks/vision_robots.py --quick    ALOHA at 84 x 84, headrace and the fair EGL, under a minute
   python benchmarks/vision_robots.py --check    exit 1 and name each bar that falls short and each absent peer
@@ -39,6 +42,17 @@ SCENES = {
     "sawyer": ("metaworld", "assets/sawyer_xyz/sawyer_pick_place_v3.xml", "corner"),
 }
 SIZES = ((84, 84), (224, 224), (480, 640))
+TABLE_BARS = {"128x128": 20.0, "256x256": 10.0}
+"""Of the scene "table", by size: at least so many times the fair EGL."""
+TABLE_SOURCES = {
+    "LIBERO": (
+        "scenes/libero_tabletop_base_style.xml",
+        "stable_hope_objects/{0}/{0}.xml",
+        ("ketchup", "milk", "butter"),
+    ),
+    "robosuite": ("arenas/table_arena.xml", "objects/{0}.xml", ("can", "milk", "cereal")),
+}
+"""Scene, things that lie on its table, and their names, below a directory of assets."""
 KINDS = {"rgb": ("rgb",), "rgb+depth+seg": ("rgb", "depth", "segmentation")}
 BARS = {
     ("rgb", "fixed"): (10.0, 7.0, 3.5),
@@ -52,10 +66,36 @@ ALOHA_ARM = (0, -0.96, 1.16, 0, -0.3, 0, 0.02239, -0.02239)
 """Where gym-aloha puts both arms at the start."""
 
 
-def load(scene: str) -> tuple[Any, str, np.ndarray]:
-    """Model, camera and float64 (ENVS, nq) positions around the pose in which the task begins."""
+def _load_table() -> tuple[Any, list[str], np.ndarray]:
+    """Return what :func:`load` does, of a textured table with things on it."""
     import mujoco
 
+    given, found = os.environ.get("HEADRACE_LIBERO_ASSETS"), importlib.util.find_spec("robosuite")
+    if given is None and (found is None or not found.submodule_search_locations):
+        raise SystemExit(
+            "neither HEADRACE_LIBERO_ASSETS nor robosuite is there; set it to LIBERO's libero/libero/assets"
+        )
+    home = Path(given) if given else Path(found.submodule_search_locations[0]) / "models" / "assets"
+    scene, thing, names = TABLE_SOURCES["LIBERO" if given else "robosuite"]
+    spec = mujoco.MjSpec.from_file(str(home / scene))
+    for k, name in enumerate(names):
+        part = mujoco.MjSpec.from_file(str(home / thing.format(name)))
+        part.worldbody.bodies[0].add_freejoint()
+        spec.attach(part, prefix=f"{name}_", frame=spec.worldbody.add_frame(pos=[0.15 * (k - 1), 0.1 * k, 0.95]))
+    model = spec.compile()
+    qpos = np.tile(model.qpos0, (ENVS, 1))
+    for joint in range(model.njnt):
+        at = model.jnt_qposadr[joint]
+        qpos[:, at : at + 2] += np.random.default_rng(joint).normal(size=(ENVS, 2)) * 0.03
+    return model, ["agentview", "frontview"], qpos
+
+
+def load(scene: str) -> tuple[Any, list[str], np.ndarray]:
+    """Model, cameras and float64 (ENVS, nq) positions around the pose in which the task begins."""
+    import mujoco
+
+    if scene == "table":
+        return _load_table()
     package, path, camera = SCENES[scene]
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
@@ -77,7 +117,7 @@ def load(scene: str) -> tuple[Any, str, np.ndarray]:
         at, hinge = model.jnt_qposadr[joint], model.jnt_type[joint] == int(mujoco.mjtJoint.mjJNT_HINGE)
         if model.jnt_type[joint] >= int(mujoco.mjtJoint.mjJNT_SLIDE):
             qpos[:, at] += rng.normal(size=ENVS) * (0.08 if hinge else 0.01)
-    return model, camera, qpos
+    return model, [camera], qpos
 
 
 # The workers' side: a function per contestant that returns "draw these environments once".
@@ -87,22 +127,31 @@ def _headrace(scene: str, height: int, width: int, kinds: tuple[Any, ...], motio
     from headrace.sim import CameraSpec, NativeCamera
     from headrace.sim.camera.camera import CameraFrames, PoseReader
 
-    model, name, qpos = load(scene)
-    spec = CameraSpec(name=name, width=width, height=height, data_types=kinds)
-    camera = NativeCamera(model, spec, threads=2, layers=motion == "fixed")
-    reader, out = PoseReader(model, threads=2), CameraFrames.empty(spec, ENVS)
-    return lambda: camera.render(reader.read(qpos), out)
+    model, names, qpos = load(scene)
+    size = {"width": width, "height": height, "data_types": kinds, "specular": scene == "table"}
+    size |= {"groups": (1,)} if scene == "table" else {}  # robosuite keeps shapes that only collide in group 0
+    specs = [CameraSpec(name=name, **size) for name in names]
+    cameras = [NativeCamera(model, spec, threads=2, layers=motion == "fixed") for spec in specs]
+    reader, outs = PoseReader(model, threads=2), [CameraFrames.empty(spec, ENVS) for spec in specs]
+
+    def draw() -> None:
+        poses = reader.read(qpos)
+        for camera, out in zip(cameras, outs, strict=True):
+            camera.render(poses, out)
+
+    return draw
 
 
 def _opengl(scene: str, height: int, width: int, kinds: tuple[Any, ...], fair: bool) -> Callable[[], object]:
     import mujoco
 
-    model, name, qpos = load(scene)
+    model, names, qpos = load(scene)
     model.vis.global_.offwidth, model.vis.global_.offheight = max(640, width), max(480, height)
     if fair:
         model.vis.quality.offsamples = 0
     data, renderer = mujoco.MjData(model), mujoco.Renderer(model, height, width)
-    flags = renderer.scene.flags
+    flags, option = renderer.scene.flags, mujoco.MjvOption()
+    option.geomgroup[0] = option.sitegroup[0] = scene != "table"
     if fair:
         flags[mujoco.mjtRndFlag.mjRND_SHADOW] = flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
 
@@ -110,15 +159,16 @@ def _opengl(scene: str, height: int, width: int, kinds: tuple[Any, ...], fair: b
         for row in qpos[: ENVS // 2]:
             data.qpos[:] = row
             mujoco.mj_fwdPosition(model, data)
-            renderer.update_scene(data, name)
-            assert renderer.render().any(), "a blank picture"
-            if "depth" in kinds:
-                renderer.enable_depth_rendering()
-                renderer.render()
-                renderer.disable_depth_rendering()
-                renderer.enable_segmentation_rendering()
-                renderer.render()
-                renderer.disable_segmentation_rendering()
+            for name in names:
+                renderer.update_scene(data, name, scene_option=option)
+                assert renderer.render().any(), "a blank picture"
+                if "depth" in kinds:
+                    renderer.enable_depth_rendering()
+                    renderer.render()
+                    renderer.disable_depth_rendering()
+                    renderer.enable_segmentation_rendering()
+                    renderer.render()
+                    renderer.disable_segmentation_rendering()
 
     return draw
 
@@ -129,7 +179,7 @@ def _mujoco_warp(scene: str, height: int, width: int, kinds: tuple[Any, ...]) ->
     import warp as wp
 
     wp.config.quiet = True
-    model, name, qpos = load(scene)
+    model, (name, *_), qpos = load(scene)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     m, d = mjw.put_model(model), mjw.put_data(model, data, nworld=ENVS)
@@ -161,7 +211,7 @@ def _newton(scene: str, height: int, width: int) -> Callable[[], object]:
     from newton.sensors import SensorCamera
 
     wp.config.quiet = True
-    reference, name, _ = load(scene)
+    reference, (name, *_), _ = load(scene)
     package, path, _ = SCENES[scene]
     found = importlib.util.find_spec(package)
     assert found is not None
@@ -252,7 +302,7 @@ def _case(
     scene: str, size: str, kinds: str, names: list[str], seconds: float, rounds: int, short: list[str]
 ) -> dict[str, float]:
     """Median frames per second by contestant; ``short`` gets a line for each that cannot start."""
-    arguments = ["--scene", scene, "--size", size, "--kinds", kinds, "--seconds", str(seconds)]
+    arguments = ["--scene", scene, "--side", size, "--kinds", kinds, "--seconds", str(seconds)]
     with ThreadPoolExecutor(2) as pool:
         starting = {name: pool.submit(_Team, name, arguments) for name in names}
     teams: dict[str, _Team] = {}
@@ -277,18 +327,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--scene", action="append", choices=list(SCENES))
-    parser.add_argument("--size", action="append", choices=[f"{height}x{width}" for height, width in SIZES])
+    parser.add_argument("--scene", action="append", choices=[*SCENES, "table"])
+    parser.add_argument(
+        "--size", action="append", choices=[*(f"{height}x{width}" for height, width in SIZES), *TABLE_BARS]
+    )
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="only this one; may be repeated")
     parser.add_argument("--kinds", choices=list(KINDS), help="only these images")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        _work(options.worker, options.scene[0], options.size[0], options.kinds, options.seconds)
+        _work(options.worker, options.scene[0], options.side, options.kinds, options.seconds)
         return 0
     kinds = [options.kinds] if options.kinds else list(KINDS)
-    short = robot_shortfalls(options.quick, options.scene, options.size, options.peer, kinds)
+    if options.scene == ["table"]:
+        short = table_shortfalls(options.quick)
+    else:
+        short = robot_shortfalls(options.quick, options.scene, options.size, options.peer, kinds)
     for line in short:
         print("short:", line)
     return 1 if options.check and short else 0
@@ -324,6 +380,22 @@ def robot_shortfalls(
                     print(f"| {scene} | {size} | {kinds} | {name} | {rate:,.0f} | {times} | {least} |", flush=True)
                     if bar and fair and rate / fair < bar[sizes.index(size)]:
                         short.append(f"{scene} {size} {kinds}, {name}: {times}, expected {least}")
+    return short
+
+
+def table_shortfalls(quick: bool) -> list[str]:
+    """Print the table of part (f); every bar that does not hold and every absent peer, in words."""
+    short: list[str] = []
+    print("| two textured cameras | contestant | pairs of frames/s | × egl fair | bar |\n|---|---|---|---|---|")
+    for size, least in list(TABLE_BARS.items())[: 1 if quick else None]:
+        seconds, rounds = (0.4, 3) if quick else (0.7, 5)
+        rates = _case("table", size, "rgb", ["headrace fixed", "headrace moving", "egl fair"], seconds, rounds, short)
+        fair = rates.get("egl fair", float("nan"))
+        for name, rate in rates.items():
+            bar = f"{least:g}" if name == "headrace fixed" else ""
+            print(f"| {size} | {name} | {rate:,.0f} | {rate / fair:.1f} | {bar} |", flush=True)
+            if bar and not rate / fair >= least:
+                short.append(f"{size}, two textured cameras: {rate / fair:.1f} × egl fair, expected {bar}")
     return short
 
 

@@ -2,8 +2,8 @@
 
 A page of ``docs/benchmarks`` is written as its benchmark ends: how to read it (the beginning of the benchmark's
 docstring), the tables that it printed, and its bars. ``docs/benchmarks/results.json`` keeps the tables with version,
-commit, date, machine and mode. A second call goes on with what this commit has not measured yet. Figures of the README
-that are not in the new tables are named at the end.
+commit, date, machine and mode. A second call goes on with what this commit has not measured yet. At the end the table
+of the README is written from the figures that are there.
 
   python scripts/bench_pages.py                       every benchmark
   python scripts/bench_pages.py overhead --quick      one of them, in its quick form; the page says so
@@ -21,9 +21,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "benchmarks"
@@ -102,7 +103,7 @@ def run(name: str, *, quick: bool) -> dict[str, Any]:
     return {
         **about(quick=quick),
         "command": f"python benchmarks/{name}.py" + (" --quick" if quick else ""),
-        "tables": tables,
+        "tables": tables or markdown_tables(lines),
         "printed": [] if tables else lines,
         "bars": [line.strip() for line in lines if _BAR.search(line) and "│" not in line]
         or ["holds: every bar" if code == 0 else "short: a bar of --check"],
@@ -142,7 +143,7 @@ def page(name: str, found: dict[str, Any]) -> str:
     ]
     for table in found["tables"]:
         parts += [f"## {table['title']}" if table["title"] else "", _markdown(table)]
-    if found["printed"]:
+    if found["printed"] and not found["tables"]:
         parts += ["```text\n" + "\n".join(found["printed"]).strip() + "\n```"]
     if found["bars"]:
         bars = [f"| {'holds' if _CLOSED.search(bar) else 'short'} | {_cell(bar)} |" for bar in found["bars"]]
@@ -160,18 +161,160 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def missing_figures() -> list[str]:
-    """Return the rows of the README's table with a figure that the page of their benchmark does not have."""
-    section = (ROOT / "README.md").read_text().partition("## Compared with its peers")[2].partition("\n## ")[0]
-    found: list[str] = []
-    for line in section.splitlines():
-        named = re.search(r"benchmarks/(\w+)\.py", line)
-        if named is None or not (PAGES / f"{named[1]}.md").is_file():
+class Figure(NamedTuple):
+    """A cell of a benchmark's tables: of ``column``, in the first row with cells that match ``cells`` as a whole."""
+
+    column: str
+    cells: Mapping[str, str]
+    """Patterns by column."""
+
+
+class Line(NamedTuple):
+    """A row of the README's table."""
+
+    what: str
+    """May have columns of the row of ``here`` in braces."""
+    benchmark: str
+    here: Figure
+    peers: Mapping[str, Figure]
+    """By text, with ``{}`` where the figure goes."""
+
+
+def _buffers(column: str) -> tuple[Figure, Mapping[str, Figure]]:
+    peers = {"SB3 {}": r"SB3 [\d.]+", "TorchRL {}": r"TorchRL [\d.]+", "tianshou {}": r"tianshou [\d.]+"}
+    rows = {text: Figure(column, {"buffer": pattern}) for text, pattern in peers.items()}
+    return Figure(column, {"buffer": "headrace, memory"}), rows
+
+
+def _learning(case: str, **peers: str) -> tuple[Figure, Mapping[str, Figure]]:
+    def of(contestant: str) -> Figure:
+        return Figure("median", {"case": re.escape(case), "contestant": contestant})
+
+    return of("headrace"), {f"{name} {{}}": of(contestant) for name, contestant in peers.items()}
+
+
+def _ants(column: str) -> Figure:
+    return Figure(column, {"task": "ant", "N": "256"})
+
+
+def _chunks(scheduler: str) -> Figure:
+    return Figure("useful steps/s", {"setting": r"\(b\).*GR1-like", "scheduler": scheduler})
+
+
+def _aloha(loop: str) -> Figure:
+    return Figure("seconds", {"loop": loop, "chunk": "100"})
+
+
+def _stack(name: str, column: str) -> Figure:
+    return Figure(column, {"part": r"\(b\)", "case": ".*K = 4", "contestant": name})
+
+
+def _camera(renderer: str, processes: str) -> Figure:
+    cells = {"scene": "cartpole", "px": "64", "renderer": renderer, "processes": processes, "envs": "all"}
+    return Figure("frames/s", cells)
+
+
+README = (
+    Line("replay of 84×84×4, bytes per transition, exact at ends", "replay", *_buffers("bytes each")),
+    Line("replay, batches of 256 per second", "replay", *_buffers("batches/s")),
+    Line("GAE over (128, 1024)", "learning", *_learning("(128, 1024)", SB3="sb3", TorchRL="torchrl", rsl_rl="rsl_rl")),
+    Line(
+        "GRU over slices, 50 % resets, forward and backward",
+        "learning",
+        *_learning("gru, 50% resets", **{"TorchRL scan": "torchrl scan", "pad": "torchrl pad"}),
+    ),
+    Line(
+        "append, stack and normalize images, {case}; ms",
+        "vision",
+        _stack("headrace", "median"),
+        {f"{name} {{}}×": _stack(name.lower(), "× first") for name in ("Gymnasium", "TorchRL", "SB3")},
+    ),
+    Line(
+        "camera, 64×64 frames per second",
+        "vision",
+        _camera("headrace", "1"),
+        {
+            "mujoco-warp {}": _camera("mujoco-warp", "2"),
+            "Newton {}": _camera("newton", "2"),
+            "MuJoCo's EGL {}, in two processes each": _camera("egl tiled", "2"),
+        },
+    ),
+    Line(
+        "LeRobot's ACT on ALOHA, {environments} environments, chunks of 100, seconds with the policy",
+        "aloha",
+        _aloha("headrace, native"),
+        {"LeRobot's loop on gym-aloha {}": _aloha("LeRobot, gym-aloha")},
+    ),
+    Line(
+        "LIBERO, seconds of a processor per episode besides the policy",
+        "libero",
+        Figure("episode, s", {"loop": "native"}),
+        {
+            "openpi's loop {}": Figure("episode, s", {"loop": "openpi's loop"}),
+            "the genuine one, drawn on demand {}": Figure("episode, s", {"loop": "on demand"}),
+        },
+    ),
+    Line(
+        "256 ants, env-steps per second",
+        "stepping",
+        _ants("headrace"),
+        {"EnvPool {}": _ants("EnvPool"), "raw physics {}": _ants("raw")},
+    ),
+    Line(
+        "256 ants, half of them suspended: of the time", "stepping", _ants("50 % susp."), {"no counterpart": _ants("N")}
+    ),
+    Line(
+        "{N} ants, chunks of 16, model on another device (GR1-like), useful steps per second",
+        "chunking",
+        _chunks("Greedy, thread"),
+        {
+            "synced with hold actions {}": _chunks("synced, hold .*"),
+            "whole batch when any needs it {}": _chunks("any, full batch .*"),
+        },
+    ),
+)
+
+
+def readme_table(results: Mapping[str, Any]) -> str:
+    """Return the README's table, of the benchmarks that ``results`` has; a figure that is not there is an error."""
+    lines = ["| what | here | compared with | command |", "|---|---|---|---|"]
+    for line in README:
+        if line.benchmark not in results:
             continue
-        known = (PAGES / f"{named[1]}.md").read_text().replace(",", "")
-        cells = "".join(line.split("|")[2:4]).replace(",", "")
-        if any(figure not in known for figure in re.findall(r"\d+(?:\.\d+)?", cells)):
-            found.append(line.split("|")[1].strip())
+        tables = results[line.benchmark]["tables"]
+        row = find(tables, line.here)
+        peers = [text.format(find(tables, figure)[figure.column]) for text, figure in line.peers.items()]
+        what, command = line.what.format(**row), results[line.benchmark]["command"]
+        lines.append(f"| {what} | {row[line.here.column]} | {'; '.join(peers) or '–'} | `{command}` |")
+    return "\n".join(lines) + "\n"
+
+
+def find(tables: Sequence[Mapping[str, Any]], figure: Figure) -> dict[str, str]:
+    """Return the row of a figure, cells by column."""
+    for table in tables:
+        for cells in table["rows"]:
+            row = dict(zip(table["columns"], cells, strict=True))
+            if figure.column in row and all(re.fullmatch(p, row.get(name, "")) for name, p in figure.cells.items()):
+                return row
+    raise SystemExit(f"no table has a column {figure.column!r} and a row with {dict(figure.cells)}")
+
+
+def write_readme(results: Mapping[str, Any]) -> None:
+    """Replace the README's table."""
+    file = ROOT / "README.md"
+    before, head, after = file.read_text().partition("| what | here | compared with | command |\n")
+    if not head:
+        raise SystemExit("README.md: expected a table with the heads what, here, compared with, command")
+    rest = re.sub(r"\A(\|.*\n)+", "", after)
+    file.write_text(before + readme_table(results) + rest)
+
+
+def markdown_tables(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the tables of printed Markdown."""
+    found: list[dict[str, Any]] = []
+    for rows in re.findall(r"(?:^\|.*\|\n)+", "".join(f"{line}\n" for line in lines), re.MULTILINE):
+        cells = [[cell.strip() for cell in row[1:-1].split("|")] for row in rows.splitlines()]
+        found.append({"title": "", "columns": cells[0], "rows": cells[2:]})
     return found
 
 
@@ -197,8 +340,8 @@ def main() -> int:
         kept[name] = run(name, quick=given.quick)
         (given.pages / f"{name}.md").write_text(page(name, kept[name]))
         results.write_text(json.dumps(kept, indent=1) + "\n")
-    for row in missing_figures():
-        print(f"README: figures of another run in the row: {row}")
+    if given.pages == PAGES:
+        write_readme(kept)
     return 0
 
 

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -42,41 +43,52 @@ def load(path: Path) -> mujoco.MjModel | None:
         return None
 
 
-def models(given: argparse.Namespace) -> Iterator[tuple[str, mujoco.MjModel]]:
-    """Name and model of everything to draw."""
+def models(given: argparse.Namespace) -> Iterator[tuple[str, str, mujoco.MjModel]]:
+    """Source, name and model of everything to draw."""
     if given.random:
         sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sim"))
         from random_scenes import scene
 
         for number in range(given.random):
-            yield f"random scene {number}", mujoco.MjModel.from_xml_string(scene(number))
+            yield "random scenes", str(number), mujoco.MjModel.from_xml_string(scene(number))
     for directory in given.directories:
         for path in sorted(Path(directory).rglob("*.xml")):
             model = load(path)
             if model is not None:
-                yield str(path.relative_to(directory)), model
+                yield directory, str(path.relative_to(directory)), model
 
 
 def main() -> int:
-    """Draw everything and print what differs."""
+    """Draw everything, print what differs and a table with a line per source."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", nargs="*")
     parser.add_argument("--random", type=int, default=0, help="random scenes of the tests")
     parser.add_argument("--allow", type=int, default=0, help="cameras that may differ")
     parser.add_argument("--most", type=int, default=2, help="cameras per model")
     given = parser.parse_args()
-    drawn = differing = files = 0
-    colors = list[float]()
-    for name, model in models(given):
-        files += 1
+    found: dict[str, list[list[Any]]] = {}
+    for source, name, model in models(given):
+        checks = list[Any]()
         for k in range(min(model.ncam, given.most)):
-            result = check_camera(model, camera=model.camera(k).name, width=_SIZE, height=_SIZE)[0]
-            drawn += 1
-            colors.append(result.mean_color)
-            if not result.agrees:
-                differing += 1
-                print(f"{name}: {result}", flush=True)
-    print(f"{files} models, {drawn} cameras: {differing} differ; mean color difference {np.mean(colors or [0]):.2f}")
+            checks += check_camera(model, camera=model.camera(k).name, width=_SIZE, height=_SIZE)
+            if not checks[-1].agrees:
+                print(f"{source} {name}: {checks[-1]}", flush=True)
+        found.setdefault(source, []).append(checks)
+    print("| source | models | cameras | segmentation differs | depth differs | color differs | mean color |")
+    print("|---|---|---|---|---|---|---|")
+    differing = 0
+    for source, per_model in found.items():
+        drawn = [check for checks in per_model for check in checks]
+        wrong = [
+            sum(check.segmentation > 0.002 for check in drawn),
+            sum(check.depth > 0.002 for check in drawn),
+            sum(check.rgb > 0.05 or check.mean_color > 2 for check in drawn),
+        ]
+        mean = np.mean([check.mean_color for check in drawn] or [0])
+        print(
+            f"| {source} | {len(per_model)} | {len(drawn)} | {' | '.join(map(str, wrong))} | {mean:.2f} |", flush=True
+        )
+        differing += sum(not check.agrees for check in drawn)
     return int(differing > given.allow)
 
 

@@ -80,11 +80,6 @@ def _step(env: Any) -> Callable[[], object]:
     return lambda: env.step(actions)
 
 
-def _step_with_row_functions() -> Callable[[], object]:
-    """Prepare a step of a task without a compiled form."""
-    return _step(headrace.make("ant", 4, seed=0))
-
-
 def _train() -> Callable[[], object]:
     """Prepare a training from the command line."""
     from headrace.__main__ import main
@@ -103,8 +98,7 @@ WALKS: dict[str, Callable[[], Callable[[], object]]] = {
     '`headrace.evaluate("pusher-solid")`': _evaluate,
     "`extend` + `sample` of a replay store": _extend_and_sample,
     "one `cartpole-camera` step": lambda: _step(headrace.make("cartpole-camera", 4, seed=0)),
-    "one `ant` step with row functions": _step_with_row_functions,
-    "one `cartpole` step, compiled": lambda: _step(headrace.make("cartpole", 4, seed=0)),
+    "one `ant` step": lambda: _step(headrace.make("ant", 4, seed=0)),
     "`headrace train`": _train,
     "`headrace train` once more": _train,
 }

@@ -1,6 +1,5 @@
 """Settings that must stand before any library is imported; a small disk and a browser for the tests that need them."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -8,9 +7,6 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
-
-# Triton decides at import whether kernels are compiled for a GPU or interpreted on the CPU: here they are interpreted
-os.environ["TRITON_INTERPRET"] = "1"
 
 # a shell without job control starts commands in the background ("make test &") with SIGINT ignored, nohup with SIGHUP,
 # and children inherit that: tests that press Ctrl-C would wait forever
@@ -22,8 +18,8 @@ for _signal, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 TIERS = {
     "guides": ("docs/test_examples", "docs/test_own_package", "docs/test_shell_blocks", "docs/test_snippets",
                "docs/test_troubleshooting", "docs/test_tutorials", "test_contributing"),
-    "gpu": ("envs/test_cuda", "history/test_frames_warp", "history/test_no_host_sync", "learning/test_cuda",
-            "learning/test_triton_compiles", "recording/test_cuda", "sim/test_warp", "test_pretend_cuda",
+    "gpu": ("envs/test_cuda", "history/test_frames_on_device", "history/test_no_host_sync", "learning/test_cuda",
+            "recording/test_cuda", "sim/test_warp", "test_pretend_cuda",
             "testing/test_gpu_checks"),
 }  # fmt: skip
 """Tests with a make target of their own, by the beginning of their path."""

@@ -9,6 +9,7 @@ import headrace
 from headrace.evaluation import Evaluation, JournalCfg, PlayCfg, WorkersCfg
 from headrace.evaluation.suites import SuiteResult
 from headrace.policies import RemoteCfg, RemoteEngine
+from headrace.policies.batching import answer_rows, tell_episodes
 from headrace.recording import FilmCfg
 
 FILM = {"video": "video", "film": "episodes", "films": "directory", "renderer": "renderer"}
@@ -51,3 +52,9 @@ def evaluate_suite(suite: Any, policy: Any = None, **settings: Any) -> SuiteResu
 def remote_engine(address: str, **settings: Any) -> RemoteEngine:
     """Connect to a server with settings by name."""
     return RemoteEngine(RemoteCfg(address, **take(settings, RemoteCfg)), **settings)
+
+
+def ask(policy: Any, obs: Any, context: Any, batching: Any, *, ended: Any = None) -> Any:
+    """Tell a policy which episodes end and begin, and run it over rows in batches."""
+    tell_episodes(policy, context, ended)
+    return answer_rows(policy, obs, context, batching)

@@ -280,7 +280,6 @@ def pretend_cuda(*, warp: bool = False) -> Generator[PretendCuda]:
         mock.patch.object(torch.cuda, "current_stream", pretend.current_stream),
         mock.patch.object(torch.cuda, "synchronize", pretend.synchronize),
         mock.patch.object(torch, "Generator", _Generator),
-        mock.patch("headrace._device.has_warp", lambda device: warp and device.type == "cuda"),
         *(_warp_patches(pretend) if warp else ()),
     ]
     before = torch._C._only_lift_cpu_tensors(), torch.__future__.get_overwrite_module_params_on_conversion()

@@ -232,7 +232,7 @@ def test_a_manifest_tells_of_missing_cut_and_changed_files(tmp_path: Path) -> No
     ("text", "words"),
     [
         (b"", "expected JSON"),
-        (b"\xff\xfe", "expected JSON"),
+        (b"\xff\xfe", "expected text"),
         (b"[" * 100_000, "expected JSON"),
         (b"[]", "JSON object"),
         (b'{"format": "other"}', "expected format 'test'"),

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace._interrupts import SIGNALS, SignalInterrupt, delayed, exit_code, held_back, interruptible, signal_name
+from headrace._interrupts import (
+    SIGNALS,
+    SignalInterrupt,
+    delay_signals,
+    exit_code,
+    hold_signals,
+    interruptible,
+    signal_name,
+)
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 # a recorder and worker processes: all that a signal could leave half done
@@ -88,7 +96,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     try:
         with interruptible():
             os.kill(os.getpid(), signal.SIGHUP)
-        with held_back():
+        with hold_signals():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -96,7 +104,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 def test_what_comes_while_signals_are_held_back_is_raised_after_the_block() -> None:
     done = False
-    with pytest.raises(SignalInterrupt) as caught, held_back():  # noqa: PT012  (the block goes on)
+    with pytest.raises(SignalInterrupt) as caught, hold_signals():  # noqa: PT012  (the block goes on)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         done = True
@@ -106,13 +114,13 @@ def test_what_comes_while_signals_are_held_back_is_raised_after_the_block() -> N
 
 def test_a_delayed_signal_is_delivered_after_the_block_and_a_second_one_at_once() -> None:
     reached: list[int] = []
-    with pytest.raises(SignalInterrupt) as caught, interruptible(), delayed() as came:  # noqa: PT012  (the block goes on)
+    with pytest.raises(SignalInterrupt) as caught, interruptible(), delay_signals() as came:  # noqa: PT012  (the block goes on)
         os.kill(os.getpid(), signal.SIGTERM)
         reached.append(1)
         assert came == [signal.SIGTERM]
     assert reached == [1]
     assert caught.value.number == signal.SIGTERM
-    with pytest.raises(SignalInterrupt) as caught, interruptible(), delayed():  # noqa: PT012  (the block is left)
+    with pytest.raises(SignalInterrupt) as caught, interruptible(), delay_signals():  # noqa: PT012  (the block is left)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)
         reached.append(2)
@@ -142,7 +150,7 @@ def test_other_threads_may_enter_the_blocks() -> None:
     entered: list[bool] = []
 
     def run() -> None:
-        with interruptible(), held_back(), delayed():
+        with interruptible(), hold_signals(), delay_signals():
             entered.append(True)
 
     thread = threading.Thread(target=run)

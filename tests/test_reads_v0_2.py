@@ -134,6 +134,7 @@ def test_a_saved_evaluation_is_loaded_and_saved_with_equal_content(name: str) ->
     saved = json.loads(Path(f"evaluations/{name}.json").read_text())
     assert saved["episodes"] == EXPECTED["evaluations"][name]
     found = headrace.evaluation.merge(f"evaluations/{name}.json")
+    assert saved["counters"].pop("held_steps") == 0  # no rule holds environments any more
     assert found.to_json() == saved
 
 
@@ -162,19 +163,26 @@ def test_a_dataset_is_read_verified_and_replayed(name: str, capsys: pytest.Captu
 def test_a_stopped_imitation_is_resumed_and_its_policy_played() -> None:
     said = EXPECTED["imitation"]
     _assert_close(_evaluate("cartpole", "imitation/policy.pt", *SHORT, "--episodes", "3")["episodes"], said["rows"])
-    whole = headrace.imitation.imitate(output="imitation/policy.pt", resume=True, **said["settings"])
+    settings = dict(said["settings"])
+    settings["settings"] = {**settings["settings"], "updates": settings.pop("updates")}
+    whole = headrace.imitation.imitate(output="imitation/policy.pt", resume=True, **settings)
     updates, _, held_out = said["losses"][-1]
     assert whole.losses[-1].updates == updates
     assert whole.losses[-1].held_out == pytest.approx(held_out, rel=5e-5)
 
 
-@pytest.mark.parametrize("file", EXPECTED["bundles"]["metrics"])
+@pytest.mark.parametrize("file", [name for name in EXPECTED["bundles"]["metrics"] if "_isaaclab" not in name])
 def test_a_bundle_has_the_numbers_that_it_had(file: str) -> None:
     bundle = read_bundle(file)
     assert {metric.path: metric.value for metric in metrics(bundle)} == EXPECTED["bundles"]["metrics"][file]
-    if not file.endswith("_isaaclab.json"):
-        now, then = json.loads(bundle.model_dump_json()), json.loads(Path(file).read_text())
-        assert _without_new_nulls(now, then) == then | {"schema_version": now["schema_version"]}
+    now, then = json.loads(bundle.model_dump_json()), _without_old_fields(json.loads(Path(file).read_text()))
+    assert _without_new_nulls(now, then) == then | {"schema_version": now["schema_version"]}
+
+
+def _without_old_fields(then: Any) -> Any:
+    """What is read of a bundle of 0.2."""
+    gone = {"per_env", "tree", "chunk_horizon", "chunk_execute"}
+    return {k: _without_old_fields(v) for k, v in then.items() if k not in gone} if isinstance(then, dict) else then
 
 
 def _without_new_nulls(now: object, then: object) -> object:

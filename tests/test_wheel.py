@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "rsl_rl rl_games skrl stable_baselines3 torchrl onnxruntime onnx tensorboard warp triton h5py pyarrow av PIL"
+EXTRAS = "rsl_rl rl_games skrl stable_baselines3 torchrl onnxruntime onnx tensorboard warp h5py pyarrow av PIL"
 PLAY = f"""
 import sys
 sys.modules.update(dict.fromkeys({EXTRAS.split()}))  # None there: it cannot be imported

@@ -7,7 +7,8 @@ A replay buffer usually keeps each observation twice, as ``obs`` and as ``next_o
 four four times more. A million transitions of 84 × 84 pictures are then 56 GB. The walk: why it is so, where the bytes
 go, how to keep every frame once and lose nothing, the smaller forms of batches and what they cost, NaN, n-step, disk,
 several samplers over one store, recurrent networks (stored states, behavior log-probabilities, backends without
-padding), and two pipelines that learn: one on-policy, one off-policy.
+padding), nested tensors, devices, value networks a chunk at a time, and two pipelines that learn: one on-policy, one
+off-policy.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from headrace.replay import (
     ReplayBuffer,
     RolloutBuffer,
     SliceSampler,
+    TrajectorySampler,
     estimate,
 )
 from headrace.replay.forms import from_delta, reconstruct_next, to_delta
@@ -221,6 +223,24 @@ batch = n_step.sample(128)
 assert set(batch["steps_to_next_obs"].unique().tolist()) == {1, 2, 3}
 assert torch.allclose(batch["gamma"], 0.99 ** batch["steps_to_next_obs"].float())
 
+# Deltas and n-step meet in a store: it takes a delta batch, and n-step targets are index arithmetic over what it keeps.
+# Rewards, discounts and flags are those of the full batch, and so are the observations n steps on, but at ends, where
+# the delta was rounded.
+
+three = {"n_step": 3, "gamma": 0.99}
+spaces_of_state = state.single_observation_space, state.single_action_space
+from_deltas, from_full = (ReplayBuffer(400, 4, *spaces_of_state, **three) for _ in range(2))
+from_deltas.extend(delta)
+from_full.extend(full)
+one, other = (each.get(each.indices()) for each in (from_deltas, from_full))
+for name in (("next", "reward"), ("next", "done"), "gamma", "steps_to_next_obs"):
+    assert torch.equal(one[name], other[name])
+gap = (one[key] - other[key]).abs().amax(-1)
+inside = ~(one["next", "done"] | one["next", "cut"])[:, 0]
+assert (gap[inside] == 0).all()
+assert gap.max() < 1e-3
+print(f"n-step from deltas: {int(inside.sum())} of {len(one)} targets exact, the rest within {gap.max():.1e}")
+
 # ## Disk
 #
 # The same store in files may be larger than memory, and survives a kill: it goes on after the last whole
@@ -307,15 +327,14 @@ batch = favored.sample(16)
 favored.update_priorities(batch["index"], torch.rand(16, 10))
 assert batch["_weight"].shape == (16, 10)
 
-# The backends of a recurrent layer give the same numbers: `pad` splits at resets and pads, `packed` packs, `scan` goes
-# step by step (and compiles), `triton` is the kernel for GPUs. `auto` measures and takes the quickest.
+# The backends of a recurrent layer give the same numbers: `packed` splits at resets and packs, `scan` goes step by step
+# and compiles. `auto` is `packed`, and `scan` inside a compiled region.
 
 answers = {}
-for backend in ("packed", "pad", "scan"):
+for backend in ("packed", "scan"):
     twin = GRU(input_size=4, hidden_size=16, backend=backend)
     twin.load_state_dict(gru.state_dict())
     answers[backend] = twin(x, batch["hidden"][:, 0][None].contiguous(), none)[0]
-assert torch.allclose(answers["packed"], answers["pad"], atol=1e-6)
 assert torch.allclose(answers["packed"], answers["scan"], atol=1e-6)
 
 # A rollout has resets inside. Padding would split it there and make every piece as long as the longest.
@@ -329,6 +348,28 @@ pieces = [end - start for of_env in starts for start, end in itertools.pairwise(
 padded = len(pieces) * max(pieces)
 print(f"recurrent: {sum(pieces)} steps computed, {padded} with padding")
 assert sum(pieces) == resets.numel() < padded
+
+# Code that wants one ragged tensor of whole episodes gets it as torch's nested tensor: a sampler gives the trajectories
+# one after another, and their lengths split them. Nothing is padded.
+
+whole = slices.with_sampler(TrajectorySampler(), "whole").sample(5)
+starts = (whole["step_count"][:, 0] == 0).nonzero()[:, 0]
+bounds = torch.cat([starts, torch.tensor([len(whole)])])
+ragged = torch.nested.nested_tensor_from_jagged(whole["observation", "policy"].contiguous(), bounds)
+assert ragged.size(0) == 5
+assert sum(len(piece) for piece in ragged.unbind()) == len(whole)
+assert bool(whole["next", "done"][bounds[1:] - 1].all()), "each piece is an episode"
+
+# ## Where what lies
+#
+# Environments step on `headrace.make(…, device=…)`, the store lies in CPU memory or on disk whatever they are on, and
+# each sampler gives batches on a device of its own. So a GPU holds the batches that are learned from, and not the
+# store. `prefetch` copies the next ones while one is used.
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+placed = slices.with_sampler(SliceSampler(8), "placed", device=device)
+with placed.prefetch(16) as batches:
+    assert next(batches)["observation", "policy"].device.type == device
 
 # ## On-policy, and it learns
 #
@@ -400,6 +441,27 @@ for iteration in range(16):
             optimizer.zero_grad()
             (policy_loss + 0.5 * value_loss).backward()
             optimizer.step()
+
+# `chunk_size` caps the rows that the network gets at a time, and with them the memory of its activations.
+
+most: list[int] = []
+
+
+def chunked(rows: dict[str, Tensor]) -> Tensor:
+    """The critic, and how many rows it was given."""
+    most.append(len(rows["policy"]))
+    return critic(rows["policy"])
+
+
+parts = data.obs, data.last_obs
+ends_of = {"final_obs": data.final_obs, "final_step": data.final_step, "final_env": data.final_env}
+with torch.no_grad():
+    at_once, in_parts = (rollout_values(chunked, *parts, **ends_of, chunk_size=rows) for rows in (None, 100))
+assert most[0] == 32 * 16
+assert max(most[2:]) <= 100
+assert torch.allclose(at_once.value, in_parts.value, atol=1e-5)
+assert torch.allclose(at_once.next_value, in_parts.next_value, atol=1e-5)
+
 first, last = (sum(part) / len(part) for part in (lengths[0], [n for part in lengths[-3:] for n in part]))
 print(f"on-policy: the critic read {evaluated} observations, two passes would read {2 * 32 * 16}")
 print(f"on-policy: poles stood for {first:.0f} steps, {last:.0f} after {len(lengths)} updates")

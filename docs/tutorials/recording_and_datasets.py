@@ -68,8 +68,8 @@ replayed = replay_episode(first, make_replay_env(dataset.info))
 assert replayed.exact
 print("episode", first.meta.episode_id, "replays exactly")
 
-# More episodes are recorded elsewhere, under another seed. Both recordings become one dataset, and an export that is
-# there already gets the episodes that it does not have.
+# More episodes are recorded elsewhere, under another seed. Both recordings become one dataset, which is exported to
+# a new target.
 
 with EpisodeRecorder(folder / "more", cfg, info) as recorder:
     env.attach(recorder)
@@ -79,8 +79,8 @@ with EpisodeRecorder(folder / "more", cfg, info) as recorder:
         env.step(torch.rand(4, 1) * 2 - 1)
     env.detach(recorder)
 merge_datasets([folder / "run", folder / "more"], folder / "both")
-export_dataset(folder / "both", folder / "lerobot", "lerobot", append=True)
-assert verify_dataset(folder / "lerobot").episodes == len(EpisodeDataset(folder / "both")) > len(dataset)
+export_dataset(folder / "both", folder / "lerobot-both", "lerobot")
+assert verify_dataset(folder / "lerobot-both").episodes == len(EpisodeDataset(folder / "both")) > len(dataset)
 
 # A dataset is never overwritten. The same program run again completes what a crash cut short:
 

@@ -21,7 +21,7 @@ What it relies on, as Isaac Lab 2.3 documents it:
 What cannot hold: PhysX keeps contacts and solver state that ``get_state`` does not give, so a row that was put back
 goes on nearly, not bit for bit, as it would have; and randomness comes from one generator for all rows, so episodes
 are no functions of their seeds (``reseeds`` is False, and ``evaluate`` asks for ``batching="fast"``). Run
-``headrace.testing.check_row_simulator`` on it before you trust more than that.
+``headrace.testing.check_env`` on the bridged environment before you trust more than that.
 """
 
 from __future__ import annotations

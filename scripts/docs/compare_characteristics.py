@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from headrace.bench._samples import Sample
 from headrace.bench._significance import exact_rate_interval
-from headrace.bench._verdicts import MetricComparison, judge
 from headrace.bench.comparing import LOOKS
+from headrace.bench.comparison import MetricComparison, judge
 from headrace.bench.figures import Metric
 from headrace.bench.schema import Proportion
 

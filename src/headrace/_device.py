@@ -8,7 +8,6 @@ wait for anything else.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -42,12 +41,6 @@ def warp_launches(device: torch.device) -> Generator[Any]:
     # no events between Warp's own stream and this one: nothing of ours is queued on Warp's
     with warp.ScopedStream(warp.stream_from_torch(stream), sync_enter=False):
         yield there
-
-
-@functools.cache
-def has_warp(device: torch.device) -> bool:
-    """Return whether Warp's kernels run there: on CUDA, with the extra ``warp``."""
-    return device.type == "cuda" and importlib.util.find_spec("warp") is not None
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

@@ -7,8 +7,6 @@ from gymnasium.envs.registration import register, registry
 ENTRY = "entry:"
 FOREIGN = (ENTRY, "tcp://")
 """Before the source of an environment in another interpreter, or at an address of one."""
-PLAYGROUND, ENVPOOL = BATCHED = ("playground:", "envpool:")
-"""Before the name of a task of a batched simulator in this process."""
 GYMNASIUM = "gym:"
 """What the source of a bridged Gymnasium environment begins with."""
 

@@ -47,22 +47,22 @@ def interruptible() -> Generator[None]:
         del frame
         raise SignalInterrupt(number)
 
-    with _handled(interrupt):
+    with _handle(interrupt):
         yield
 
 
 @contextlib.contextmanager
-def held_back() -> Generator[None]:
+def hold_signals() -> Generator[None]:
     """Let none of the signals into a block; the first that came is raised after it."""
     came: list[int] = []
-    with _handled(lambda number, _: came.append(number)):
+    with _handle(lambda number, _: came.append(number)):
         yield
     if came:
         raise SignalInterrupt(came[0])
 
 
 @contextlib.contextmanager
-def delayed() -> Generator[list[int]]:
+def delay_signals() -> Generator[list[int]]:
     """Hold the first signal back until the block has ended, then deliver it; a second one is delivered at once.
 
     Yields the signals that came so far. Only those that have a handler are held back, and delivered to that handler.
@@ -75,23 +75,14 @@ def delayed() -> Generator[list[int]]:
             handlers[signal.Signals(number)](number, frame)
         came.append(number)
 
-    with _handled(handle, handlers):
+    with _handle(handle, handlers):
         yield came
     if came:
         handlers[signal.Signals(came[0])](came[0], None)
 
 
-def ignore_interrupts() -> None:
-    """For a child process: signals reach the whole process group, and the parent decides what becomes of its children.
-
-    A child must end when its parent closes the pipe or kills it.
-    """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 @contextlib.contextmanager
-def _handled(
+def _handle(
     handler: Callable[[int, FrameType | None], object], numbers: Iterable[signal.Signals] = SIGNALS
 ) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():

@@ -5,25 +5,32 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-_TO_BENCH = ("demo", "report", "run", "runtime", "startup", "sweep")
+_TO_BENCH = ("report", "run", "runtime", "startup", "sweep")
 _PLACES = {
-    "bench.figures": ("Metric", "metrics", "register_metrics", "summary_text"),
-    "bench.reporting.page": ("Film", "Saving", "Story"),
+    "bench.benchmark": ("Benchmark", "RunSettings"),
+    "bench.builders": ("PlayBuilder", "RuntimeBuilder", "TrainingBuilder"),
+    "bench.capture": ("describe_library",),
+    "bench.figures": ("Form", "Metric", "metrics", "register_metrics", "summary_text"),
+    "bench.reporting.page": ("Film", "Story"),
     "bench.schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
-    "bench.formatters": ("Form", "register_formatter"),
-    "evaluation.admission": (
-        *("Admission", "Greedy", "Immediate", "Periodic", "QueueState", "Synchronized", "Threshold", "WholeBatchOnAny"),
-        "register_admission",
-    ),
-    "policies.engines": ("Engine", "InlineEngine", "ProcessEngine", "Reply", "Request", "register_engine"),
+    "evaluation.scheduling": (*("Admission", "Greedy", "Immediate", "QueueState", "Synchronized", "WholeBatchOnAny"),),
+    "libraries.learner": ("InferencePolicy", "LearnerEnv"),
+    "libraries.registry": ("libraries", "library"),
+    "libraries.training": ("CheckpointMeta",),
+    "policies.engines": ("Engine", "InlineEngine", "Reply", "Request"),
+    "policies.foreign": ("ProcessEngine",),
     "policies.protocol": ("ChunkContext", "ChunkPolicy", "EpisodeRows"),
     "recording.dataset": ("Episode",),
     "recording.playback": ("replay_dataset",),
-    "recording.show": ("contact_sheet", "episode_table"),
-    "replay.forms": ("delta_error_bound", "from_delta", "reconstruct_next", "to_delta"),
+    "recording.show": ("episode_table",),
+    "replay.forms": ("from_delta", "reconstruct_next", "to_delta"),
+    "testing.episodes": (
+        *("check_autoreset", "check_episodes_do_not_depend_on_the_batch", "check_snapshot_round_trip"),
+        "check_suspend_is_exact",
+    ),
     "sim.camera.appearance": ("Appearance", "AppearanceSpec"),
     "sim.camera.camera": ("Camera", "CameraFrames", "PoseReader"),
     "sim.camera.names": ("make_camera", "register_camera"),
@@ -31,12 +38,16 @@ _PLACES = {
 """Modules of packages, and the names that their packages exported in 0.2."""
 MOVED = {
     "headrace.RunOptions": "headrace.RunCfg",
-    "headrace.adapters": "headrace.libraries",
+    "headrace.adapters": (
+        "headrace.libraries, headrace.libraries.learner, headrace.libraries.registry, headrace.libraries.training, and "
+        "OwnLearner headrace.libraries.learner.OwnLearner"
+    ),
     "headrace.buffers": "headrace.history",
     "headrace.chunking": (
-        "headrace.policies, headrace.policies.engines, headrace.policies.protocol, headrace.evaluation and "
-        "headrace.evaluation.admission"
+        "headrace.policies, headrace.policies.engines, headrace.policies.foreign, headrace.policies.protocol, "
+        "headrace.evaluation and headrace.evaluation.scheduling"
     ),
+    "headrace.demo": "headrace.bench.story.demo",
     "headrace.distributed": "headrace.evaluate(…, workers=…) and headrace.learning",
     "headrace.envs.bridges": "headrace.bridges",
     "headrace.evaluate_suite": "headrace.evaluation.evaluate_suite",
@@ -53,10 +64,13 @@ MOVED = {
         "headrace.policies, headrace.policies.engines, headrace.policies.serving.images, WireMapping "
         "headrace.policies.ObservationMap"
     ),
+    "headrace.testing.check_resume_continues_exactly": (
+        "headrace.testing.episodes.check_episodes_do_not_depend_on_the_batch"
+    ),
     "headrace.view": "headrace.viewing.view",
     "headrace.vision": "headrace.history",
     "headrace.PlayResult": "headrace.bench.measured.play.PlayResult",
-    "headrace.RunResult": "headrace.bench.measured.run_cfg.RunResult",
+    "headrace.RunResult": "headrace.bench.benchmark.RunResult",
     "headrace.TrainingResult": "headrace.bench.measured.train.TrainingResult",
     **{f"headrace.{name}": f"headrace.bench.{name}" for name in _TO_BENCH},
     **{
@@ -68,19 +82,16 @@ MOVED = {
 """Public names of 0.2, and where they are now. Those of a package that has gone keep their names in its successors."""
 
 
-def lazy_exports(
-    package: str, file: str, names: Sequence[str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the module-level ``__getattr__`` and ``__dir__`` of a package.
+def lazy_exports(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the module-level ``__getattr__`` and ``__dir__`` of a package, and set its ``__all__``.
 
-    The homes of the names are those that the ``if TYPE_CHECKING:`` block of the package's own file imports them from,
-    so that type checkers and the interpreter read one list. A name that is imported from the package itself is one of
-    its packages.
+    Its names are those that the ``if TYPE_CHECKING:`` block of the package's own file imports, each from its home, so
+    that type checkers and the interpreter read one list. A name that is imported from the package itself is one of its
+    packages.
 
     Args:
         package: the package's ``__name__``.
         file: the package's ``__file__``.
-        names: the package's ``__all__``.
     """
     home_of: dict[str, str] = {}
     for block in ast.parse(Path(file).read_text(encoding="utf-8")).body:
@@ -100,4 +111,6 @@ def lazy_exports(
         setattr(sys.modules[package], name, value)  # found without this function from now on
         return value
 
+    names = sorted(home_of)
+    vars(sys.modules[package])["__all__"] = names
     return get, lambda: list(names)

@@ -10,21 +10,21 @@ from typing import Any, cast
 import torch
 
 from headrace.errors import DataError
-from headrace.files import FileHash, Manifest, link_or_copy
+from headrace.files import Manifest, open_archive, parsing
 
 _FORMAT, _VERSION = "headrace-checkpoints", 1
 
 
-def published() -> dict[str, dict[str, Any]]:
+def read_published() -> dict[str, dict[str, Any]]:
     """Name → file, task, library, made_by, score; sha256 of the file is there, too."""
     manifest = _manifest()
     about = cast("dict[str, dict[str, Any]]", manifest.about)
     return {name: {**entry, "sha256": manifest.files[entry["file"]].sha256} for name, entry in about.items()}
 
 
-def published_file(name: str) -> Path:
+def find_published_file(name: str) -> Path:
     """Return the file of a published checkpoint, by its name; checked to be the one that was published."""
-    file = str(published()[name]["file"])
+    file = str(read_published()[name]["file"])
     try:
         _manifest().files[file].check(_folder() / file)
     except DataError as error:
@@ -37,33 +37,31 @@ def read_form(path: Path, what: str, form: str, *, trust: bool = False) -> dict[
 
     ``trust`` unpickles whatever is in it, which can execute arbitrary code; load only files you trust.
     """
-    try:
-        content: object = torch.load(path, map_location="cpu", weights_only=not trust)
-    # torch reports a file that was cut short as a seek that failed
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{path}: expected {what}, got {error}") from error
-    if not isinstance(content, dict) or cast("dict[str, Any]", content).get("format") != form:
+    content = read_weights(path, trust=trust)
+    if content.get("format") != form:
         raise DataError(f"{path}: expected {what}, of format {form!r}, got another file")
-    return cast("dict[str, Any]", content)
+    return content
 
 
-def publish(path: Path, name: str, entry: dict[str, Any]) -> None:
-    """Put a checkpoint among the published ones, or in the place of one.
+def read_weights(path: Path, *, trust: bool, mapped: bool = False) -> dict[str, Any]:
+    """Return the dictionary in a torch file, every byte of which is as it was written.
 
     Args:
-        path: the checkpoint.
-        name: its name, such as ``ant-rsl_rl``.
-        entry: task, library, made_by and score.
+        path: a file that ``torch.save`` wrote.
+        trust: unpickle whatever is in it, which can execute arbitrary code.
+        mapped: leave the tensors on disk, to look at the rest only.
     """
-    target = _folder() / f"{name}{path.suffix}"
-    target.unlink(missing_ok=True)
-    link_or_copy(path, target)
-    manifest = _manifest()
-    about = {**manifest.about, name: {"file": target.name, **entry}}
-    hashes = {str(each["file"]): FileHash.of(_folder() / str(each["file"])) for each in about.values()}
-    Manifest(format=_FORMAT, version=_VERSION, about=dict(sorted(about.items())), files=hashes).write(
-        _folder() / "manifest.json"
-    )
+    with parsing(path) if mapped else open_archive(path):
+        try:
+            content: object = torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped or None)
+        except pickle.UnpicklingError as error:
+            raise DataError(
+                f"{path}: holds more than weights, and loading it can execute arbitrary code: "
+                f"{str(error).splitlines()[0]} If you trust its author, pass --trust-checkpoint (trust=True)"
+            ) from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected a dictionary of weights, got {type(content).__name__}")
+    return cast("dict[str, Any]", content)
 
 
 def _manifest() -> Manifest:

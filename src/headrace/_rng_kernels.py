@@ -32,21 +32,6 @@ def start_of(key, episode_id):  # type: ignore[no-untyped-def]  # compiled: numb
     return _mix(_mix(np.uint64(episode_id) + _GOLDEN) ^ np.uint64(key))
 
 
-@numba.njit(inline="always")
-def uniform_from(start, draw, low, width):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Return number ``draw`` of a stream, in [low, low + width)."""
-    return np.float64(_mix(start + np.uint64(draw + 1) * _GOLDEN) >> _BY_11) * TO_UNIT * width + low
-
-
-@numba.njit(inline="always")
-def normal_from(start, draw, std):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
-    """Return number ``draw`` of a stream, normal with mean 0; it uses two of the uniform ones."""
-    first = 2 * draw + 1
-    radius = np.float64(_mix(start + np.uint64(first) * _GOLDEN) >> _BY_11) * TO_UNIT
-    angle = np.float64(_mix(start + np.uint64(first + 1) * _GOLDEN) >> _BY_11) * TO_UNIT
-    return math.sqrt(-2.0 * math.log(1.0 - radius)) * math.cos(2.0 * math.pi * angle) * std
-
-
 @numba.njit(cache=True, nogil=True)
 def bits(key, episode_ids, first, out):  # type: ignore[no-untyped-def]  # compiled: numba infers the types
     """64 bits a number: int64 ids (n,), first draws (n,), output (n, count)."""
@@ -62,7 +47,8 @@ def uniforms(key, episode_ids, first, low, width, out):  # type: ignore[no-untyp
     for i in range(out.shape[0]):
         start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):
-            out[i, j] = uniform_from(start, first[i] + j, low, width)
+            unit = np.float64(_mix(start + np.uint64(first[i] + j + 1) * _GOLDEN) >> _BY_11) * TO_UNIT
+            out[i, j] = unit * width + low
 
 
 @numba.njit(cache=True, nogil=True)
@@ -71,4 +57,8 @@ def normals(key, episode_ids, first, std, out):  # type: ignore[no-untyped-def] 
     for i in range(out.shape[0]):
         start = start_of(key, episode_ids[i])
         for j in range(out.shape[1]):
-            out[i, j] = normal_from(start, first[i] + j, std)
+            # two uniform numbers each
+            draw = 2 * (first[i] + j) + 1
+            radius = np.float64(_mix(start + np.uint64(draw) * _GOLDEN) >> _BY_11) * TO_UNIT
+            angle = np.float64(_mix(start + np.uint64(draw + 1) * _GOLDEN) >> _BY_11) * TO_UNIT
+            out[i, j] = math.sqrt(-2.0 * math.log(1.0 - radius)) * math.cos(2.0 * math.pi * angle) * std

@@ -63,8 +63,8 @@ class ConfigError(HeadraceError, ValueError):
 class UnknownNameError(ConfigError):
     """A name that nothing answers to. The message suggests the nearest known names."""
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}; {nearest(str(name), sorted(known))}")
+    def __init__(self, kind: str, name: object, known: Iterable[str], hint: str = "") -> None:
+        super().__init__(f"unknown {kind} {name!r}; {nearest(str(name), sorted(known))}{hint}")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ content that a library wrote; tests replace it to see what a full, failing or to
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import errno
 import fcntl
 import functools
@@ -28,10 +28,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from headrace.errors import ConfigError, DataError, HeadraceError, LifecycleError, StorageError
 
@@ -62,8 +62,7 @@ _PARSER_ERRORS = (
 """What the standard library, numpy and torch raise for content that is not what it claims to be."""
 ARCHIVE_RATIO = 20
 _SMALL_ARCHIVE = 1 << 26
-_JSON_LIMIT = 1 << 28
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_TEXT_LIMIT = 1 << 28
 _FULL = 1 << 16
 """A disk with less room than this counts as full."""
 
@@ -87,14 +86,6 @@ class Disk:
         """Make a file this large, with room on the disk for all of it."""
         os.posix_fallocate(handle, 0, nbytes)
 
-    def exchange(self, first: Path, second: Path) -> int:
-        """Swap two names in one step; returns an error number, 0 if it was done."""
-        renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        if renameat2 is None:
-            return errno.ENOSYS
-        failed = renameat2(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE)
-        return ctypes.get_errno() if failed else 0
-
 
 disk = Disk()
 """What every write goes through; tests put another in its place."""
@@ -112,14 +103,14 @@ def write_whole(path: Path, content: Content) -> None:
     A function as ``content`` gets a path in the same directory with the same suffix and must leave a file there; what
     it raises passes through, except errors of the disk, which become :class:`StorageError`.
     """
-    with _reported(path):
+    with _report_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = _beside(path)
         try:
             if callable(content):
                 _call(content, part)
             else:
-                with _opened(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+                with _open_descriptor(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
                     write_all(handle, content.encode() if isinstance(content, str) else content)
             put_in_place(part, path)
         finally:
@@ -133,7 +124,7 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """
     if path.exists():
         raise ConfigError(f"{path}: already exists, and nothing is ever overwritten; choose another path")
-    with _reported(path):
+    with _report_disk_errors(path):
         part = _beside(path)
         part.mkdir(parents=True)
         try:
@@ -143,29 +134,19 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
+def remove_abandoned(directory: Path) -> None:
+    """Remove files that killed writers left half written in a directory."""
+    for file in directory.glob(".*.part*"):
+        found = _PART.fullmatch(file.name)
+        if found is not None and not Path("/proc", found[1]).exists():
+            file.unlink(missing_ok=True)
+
+
 def put_in_place(source: Path, target: Path) -> None:
     """Give a finished file or directory its name: everything in it is on disk before, and the name after."""
     sync_tree(source)
     disk.rename(source, target)
     sync(target.parent)
-
-
-def exchange(source: Path, target: Path) -> None:
-    """Put a finished directory in the place of another, which is at ``source`` afterwards.
-
-    One step where the file system can; else two, between which a crash leaves the old one at ``source`` + ``.old``.
-    """
-    sync_tree(source)
-    number = disk.exchange(source, target)
-    if number in (errno.ENOSYS, errno.EINVAL):
-        aside = source.with_name(f"{source.name}.old")
-        disk.rename(target, aside)
-        disk.rename(source, target)
-        disk.rename(aside, source)
-    elif number:
-        raise OSError(number, os.strerror(number), str(target))
-    sync(target.parent)
-    sync(source.parent)
 
 
 def write_all(handle: int, content: Buffer) -> None:
@@ -177,7 +158,7 @@ def write_all(handle: int, content: Buffer) -> None:
 
 def append(path: Path, content: bytes) -> None:
     """Append to a file and wait until the disk has it; on failure the file is as before."""
-    with _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
+    with _open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
         before = os.fstat(handle).st_size
         try:
             write_all(handle, content)
@@ -189,14 +170,14 @@ def append(path: Path, content: bytes) -> None:
 
 def truncate(path: Path, size: int) -> None:
     """Cut a file to ``size`` bytes and wait until the disk has it."""
-    with _opened(path, os.O_WRONLY) as handle:
+    with _open_descriptor(path, os.O_WRONLY) as handle:
         os.ftruncate(handle, size)
         disk.sync(handle)
 
 
 def sync(path: Path) -> None:
     """Wait until a file is on disk, or what was renamed, made or removed in a directory."""
-    with _opened(path, os.O_RDONLY) as handle:
+    with _open_descriptor(path, os.O_RDONLY) as handle:
         disk.sync(handle)
 
 
@@ -210,7 +191,7 @@ def sync_tree(path: Path) -> None:
 def check_writable(directory: Path) -> None:
     """Raise an error now, before the work, if files could not be made in ``directory`` afterwards."""
     probe = directory / f".{secrets.token_hex(4)}.part"
-    with _reported(directory, "choose another directory with --output"):
+    with _report_disk_errors(directory, "choose another directory with --output"):
         directory.mkdir(parents=True, exist_ok=True)
         try:
             probe.touch(exist_ok=False)
@@ -224,7 +205,44 @@ def check_new(path: Path | None, name: str) -> None:
         raise ConfigError(f"{name} (--{name}): {path} already exists, and nothing is ever overwritten")
 
 
-class Lock:
+class Owner:
+    """The process that opened something to write. A fork of it has a copy, which must neither write nor clean up."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process, not a fork of it."""
+        return os.getpid() == self._process
+
+    def check(self, what: Path | str, hint: str) -> None:
+        """Raise LifecycleError in a fork; ``what`` was opened, and ``hint`` is what to do instead."""
+        if not self.is_here:
+            raise LifecycleError(
+                f"{what}: belongs to process {self._process}, which opened it, and this is a fork of it; {hint}"
+            )
+
+
+class FileLock:
+    """A locked file. The lock ends with ``close``, or with the process that took it."""
+
+    def __init__(self, handle: int) -> None:
+        self.owner = Owner()
+        self._handle = handle
+
+    def close(self) -> None:
+        """Let others write. Safe to call again."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            # a fork has the same lock: it must not end it, and must not hold it when its parent lets go
+            if self.owner.is_here:
+                with suppress(OSError):  # some file systems of clusters have none
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+
+class Lock(FileLock):
     """The right to write in an existing directory, held by one process at a time: who comes second gets an error that
     names the first. It ends with ``close`` or with the process.
 
@@ -232,9 +250,8 @@ class Lock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._process = os.getpid()
-        with _reported(directory):
-            self._handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        with _report_disk_errors(directory):
+            super().__init__(os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(self._handle, 0)
@@ -249,24 +266,13 @@ class Lock:
                 self.close()
                 raise
 
-    def close(self) -> None:
-        """Let others write. Safe to call again."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            # a forked child has the same lock: it must not end it, and must not hold it when its parent lets go
-            if os.getpid() == self._process:
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
 
-
-def lock_file(path: Path) -> int:
+def lock_file(path: Path) -> FileLock:
     """Become the only writer of a file, which is made where it is absent, or raise LifecycleError.
 
-    Returns:
-        A descriptor; the right ends when it is closed, or with the process. Where the file system has no locks, a
-        warning is logged, and nothing is held.
+    Where the file system has no locks, a warning is logged, and nothing is held.
     """
-    with _reported(path):
+    with _report_disk_errors(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,7 +283,7 @@ def lock_file(path: Path) -> int:
         ) from None
     except OSError as error:  # some file systems of clusters
         _LOG.warning("%s: could not be locked (%s); make sure that one process alone writes to it", path, error)
-    return handle
+    return FileLock(handle)
 
 
 def claim(directory: Path, hint: str = "choose another path") -> Lock:
@@ -289,7 +295,7 @@ def claim(directory: Path, hint: str = "choose another path") -> Lock:
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory}: expected a directory, got a file; choose another path")
-    with _reported(directory):
+    with _report_disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
     _refuse_content(directory, hint)  # before the lock, so that a refused directory stays as it is
     held = Lock(directory)
@@ -315,7 +321,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FileHash:
     """Size and SHA-256 of a file."""
 
@@ -341,7 +347,7 @@ class FileHash:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a directory holds. The file has a checksum of its own, so that a changed manifest is noticed, too."""
 
@@ -391,7 +397,7 @@ class Manifest:
             file.check(directory / name, content=content(name) if callable(content) else content)
 
 
-def open_untrusted(path: Path, limit: int | None = None) -> BinaryIO:
+def open_untrusted(path: Path, limit: int | None = None) -> BufferedReader:
     """Open a file that may come from others for reading: no symbolic link, pipe or device, at most ``limit`` bytes.
 
     Raises:
@@ -401,7 +407,7 @@ def open_untrusted(path: Path, limit: int | None = None) -> BinaryIO:
         # a pipe without a writer would block
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; this is not the expected directory, or its creation failed") from None
+        raise DataError(f"{path}: cannot be read: no such file") from None
     except OSError as error:
         reason = "symbolic links are not followed" if error.errno == errno.ELOOP else error.strerror or error
         raise DataError(f"{path}: cannot be read: {reason}") from error
@@ -456,12 +462,22 @@ def hide_secrets(text: str) -> str:
     return _URI.sub(r"\1\3", text)
 
 
+def read_text(path: Path, *, limit: int = _TEXT_LIMIT) -> str:
+    """Return the text of a file that may come from others."""
+    with parsing(path), open_untrusted(path, limit) as file:
+        content = file.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected text, got a file that is not text ({error})") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object from a file; anything else is a :class:`DataError` that names the file."""
+    text = read_text(path)
     try:
-        with open_untrusted(path, _JSON_LIMIT) as file:
-            content: object = json.loads(file.read())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        content: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON, got something else ({error})") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(content).__name__}")
@@ -471,6 +487,7 @@ def read_json(path: Path) -> dict[str, Any]:
 _WORDS = {
     "greater_than_equal": "Input should be a whole number from {ge}",
     "missing": "it is missing",
+    "predicate_failed": "Input should be one of its kind",
     "unexpected_keyword_argument": "it is unknown",
 }
 
@@ -482,19 +499,27 @@ def _reader(kind: type[_T]) -> TypeAdapter[_T]:
     return TypeAdapter(kind)
 
 
-def read_record(kind: type[_T], content: object, where: str) -> _T:
-    """Make a dataclass of what JSON says; an entry that is missing, unknown or of another kind is a DataError."""
+def read_record(kind: type[_T], content: object, where: str, *, strict: bool = False) -> _T:
+    """Make a dataclass of what JSON says; an entry that is missing, unknown or of another kind is a DataError.
+
+    Texts that say numbers are taken for them, and lists for tuples, unless ``strict``.
+    """
     from pydantic import ValidationError
 
+    known = {entry.name for entry in dataclasses.fields(cast("Any", kind))}
+    for name in content if isinstance(content, dict) else ():
+        if name not in known:
+            raise DataError(f"{where}: {name}: it is unknown; expected {', '.join(sorted(known))}")
     try:
-        return _reader(kind).validate_python(content)
+        reader = _reader(kind)
+        return reader.validate_json(json.dumps(content), strict=True) if strict else reader.validate_python(content)
     except ValidationError as error:
         told: list[str] = []
         for each in error.errors(include_url=False):
             words = _WORDS.get(each["type"], each["msg"]).format(**each.get("ctx", {}))
             place = "".join(f"{part}: " for part in each["loc"])
             told.append(f"{place}{words.replace('Input should be', 'expected')}, got {each['input']!r:.80}")
-        raise DataError(f"{where}: {'; '.join(told)}; the file is damaged") from error
+        raise DataError(f"{where}: {'; '.join(told)}; it is damaged") from error
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -502,7 +527,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _reported(path: Path, hint: str = "") -> Generator[None]:
+def _report_disk_errors(path: Path, hint: str = "") -> Generator[None]:
     """Errors of the disk in the block become :class:`StorageError`."""
     try:
         yield
@@ -513,7 +538,7 @@ def _reported(path: Path, hint: str = "") -> Generator[None]:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Generator[int]:
+def _open_descriptor(path: Path, flags: int) -> Generator[int]:
     """Open a file descriptor for the block."""
     handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
@@ -525,6 +550,9 @@ def _opened(path: Path, flags: int) -> Generator[int]:
 def _beside(path: Path) -> Path:
     """Return a free name in the same directory: hidden, and with the suffix, which some writers would add otherwise."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part{path.suffix}")
+
+
+_PART = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.part(\.[^.]*)?")
 
 
 def _call(write: Callable[[Path], None], part: Path) -> None:

@@ -45,7 +45,7 @@ def mix64(value: int) -> int:
 def stream_key(seed: int, stream: str) -> int:
     """Return the 64-bit key of one named stream under one seed, as a signed integer."""
     named = mix64(zlib.crc32(stream.encode()) + GOLDEN)
-    return _signed(mix64(mix64(seed) ^ named))
+    return _to_signed(mix64(mix64(seed) ^ named))
 
 
 def random_bits(seed: int, episode_ids: Tensor, stream: str, draw: Tensor | int, count: int) -> Tensor:
@@ -106,7 +106,7 @@ def normal(
 
 def bits_reference(key: int, episode_ids: Tensor, first: Tensor, count: int) -> Tensor:
     """Return the bits in plain torch operations: the reference of the CPU kernel, and the path of other devices."""
-    golden = _signed(GOLDEN)
+    golden = _to_signed(GOLDEN)
     start = _mix(_mix(episode_ids + golden) ^ key)
     steps = first[:, None] + torch.arange(1, count + 1, device=episode_ids.device)
     return _mix(start[:, None] + steps * golden)
@@ -126,7 +126,7 @@ def _arrays(
     return ids, first, np.empty((ids.shape[0], count))
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -136,8 +136,8 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 
 def _mix(value: Tensor) -> Tensor:
-    value = (value ^ _shift(value, 30)) * _signed(MIX_1)
-    value = (value ^ _shift(value, 27)) * _signed(MIX_2)
+    value = (value ^ _shift(value, 30)) * _to_signed(MIX_1)
+    value = (value ^ _shift(value, 27)) * _to_signed(MIX_2)
     return value ^ _shift(value, 31)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from headrace.bench import PlayBuilder, RuntimeBuilder, SuccessRule, TrainingBuilder
-from headrace.bench._builders import Provenance, StartupBuilder, StepTimes
+from headrace.bench import SuccessRule
+from headrace.bench.builders import PlayBuilder, Provenance, RuntimeBuilder, StartupBuilder, StepTimes, TrainingBuilder
 from headrace.bench.comparison import Comparison
 from headrace.bench.schema import (
     Bundle,
@@ -16,7 +16,6 @@ from headrace.bench.schema import (
     LibraryDescriptor,
     PolicyDescriptor,
     ProfiledFunction,
-    ProfileNode,
     Resources,
     RunConfig,
     RunIdentity,
@@ -94,7 +93,7 @@ def filled(steps: StepTimes, seconds: list[float]) -> None:
 
 
 def runtime_bundle(seconds: list[float] | None = None, **changes: object) -> Bundle:
-    builder = RuntimeBuilder(4)
+    builder = RuntimeBuilder()
     builder.startup.seconds = {"python_imports": 2.0, "task_config": 0.25, "env_creation": 0.5, "first_step": 0.125}
     builder.steps.warmup = Warmup(steps=50, seconds=0.5, steady=True, rule="as said", block_medians_s=[0.01, 0.01])
     filled(builder.steps, seconds or [0.5, 0.25, 0.5, 0.25])
@@ -118,8 +117,8 @@ def training_bundle(**changes: object) -> Bundle:
 
 
 def play_bundle(**changes: object) -> Bundle:
-    plan = EpisodePlan(kind="episodes", episodes_planned=3, num_steps=None, shorter_than_episode=False)
-    builder = PlayBuilder(4, plan=plan)
+    plan = EpisodePlan(kind="episodes", episodes_planned=3, num_steps=None)
+    builder = PlayBuilder(plan=plan)
     builder.policy = PolicyDescriptor(kind="checkpoint", name="skrl", deterministic=True)
     builder.checkpoint = CheckpointInfo(path="runs/a/best.pt", source="best", sha256="00ff", library="skrl")
     filled(builder.steps, [0.5, 0.25])
@@ -132,11 +131,9 @@ def play_bundle(**changes: object) -> Bundle:
 
 def startup_bundle(**changes: object) -> Bundle:
     builder = StartupBuilder(StartupConfig(top_n=2, whitelist={"python_imports": ["torch*"]}))
-    leaf = ProfileNode(name="torch:<module>", own_time_s=0.5, cum_time_s=1.5)
     builder.phases["python_imports"] = StartupPhase(
         total_time_s=2.0,
         top_functions=[ProfiledFunction(name="torch:<module>", own_time_s=0.5, cum_time_s=1.5, calls=1)],
-        tree=ProfileNode(name="python_imports", own_time_s=0.0, cum_time_s=2.0, children=[leaf]),
     )
     builder.unprofiled = StartupTime(python_imports=1.0)
     return builder.build(origin("startup", **changes))

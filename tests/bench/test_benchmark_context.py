@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench import Benchmark, RunSettings, RuntimeBuilder, read_bundle
+from headrace.bench import read_bundle
+from headrace.bench.benchmark import Benchmark, RunSettings
+from headrace.bench.builders import RuntimeBuilder
 from headrace.bench.schema import RunConfig, RuntimeBundle
 from headrace.errors import ConfigError, LifecycleError, StorageError, UnknownNameError
 
@@ -21,7 +23,7 @@ def settings(**more: object) -> RunSettings:
 
 
 def begun(folder: Path, **more: object) -> Benchmark[RuntimeBuilder]:
-    return Benchmark(RuntimeBuilder(4), settings(), output=folder, **more)  # type: ignore[arg-type]  # passed on as it came
+    return Benchmark(RuntimeBuilder(), settings(), output=folder, **more)  # type: ignore[arg-type]  # passed on as it came
 
 
 def _send_self(number: int) -> None:
@@ -97,7 +99,7 @@ def test_a_second_ctrl_c_while_the_result_is_written_does_not_cost_it(tmp_path: 
                 os.kill(os.getpid(), signal.SIGINT)
             return super().build(origin)  # type: ignore[arg-type]  # passed on as it came
 
-    with pytest.raises(KeyboardInterrupt), Benchmark(Slow(4), settings(), output=tmp_path):
+    with pytest.raises(KeyboardInterrupt), Benchmark(Slow(), settings(), output=tmp_path):
         pass
     assert read_bundle(tmp_path / "runtime.json").run.status == "completed"
 
@@ -168,7 +170,7 @@ def test_an_unknown_formatter_is_refused_with_a_suggestion(tmp_path: Path) -> No
 
 
 def test_the_run_id_names_framework_physics_task_and_seed(tmp_path: Path) -> None:
-    with Benchmark(RuntimeBuilder(4), settings(framework="skrl"), output=tmp_path) as run:
+    with Benchmark(RuntimeBuilder(), settings(framework="skrl"), output=tmp_path) as run:
         pass
     assert run.bundle.run.run_id.startswith("skrl_mujoco_cartpole_2")
     assert run.bundle.run.run_id.endswith("_seed3")

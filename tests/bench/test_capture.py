@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import headrace
-from headrace.bench import _capture
-from headrace.bench._capture import GB, ResourceMonitor, environment_variables, gpu_devices, hardware, versions
+from headrace.bench import capture
+from headrace.bench.capture import GB, ResourceMonitor, environment_variables, gpu_devices, hardware, versions
 from headrace.errors import ConfigError
-from headrace.libraries import library
-from headrace.libraries.registry import BUILT_IN
+from headrace.libraries.registry import BUILT_IN, library
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -67,7 +66,7 @@ def test_the_version_of_every_built_in_library_is_recorded(monkeypatch: pytest.M
     assert "headrace" not in known
     assert list(known) == sorted(known)
     added = replace(library("sb3"), distribution="pytest")
-    monkeypatch.setattr(_capture, "library", {**{name: library(name) for name in BUILT_IN}, "sb3": added}.__getitem__)
+    monkeypatch.setattr(capture, "library", {**{name: library(name) for name in BUILT_IN}, "sb3": added}.__getitem__)
     assert versions(Path.cwd()).packages["pytest"] == pytest.__version__
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench._verdicts import MetricComparison
+from headrace.bench.comparison import MetricComparison
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "docs"))

@@ -11,9 +11,8 @@ import torch
 from examples import filled, origin
 from gymnasium import spaces
 
-from headrace.bench import RuntimeBuilder
-from headrace.bench._builders import StepTimes
-from headrace.bench.measured.run_cfg import rendering_backend
+from headrace.bench.benchmark import rendering_backend
+from headrace.bench.builders import RuntimeBuilder, StepTimes
 from headrace.bench.stepping import Stepper, WarmupRule, action_maker, warm_up
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, UnsupportedError
@@ -80,7 +79,7 @@ def test_an_environment_that_does_not_tell_has_no_split() -> None:
 @pytest.mark.parametrize("text", ["cartpole", "cartpole-camera", "gym:CartPole-v1"])
 def test_a_loop_over_an_environment_measures_every_step(text: str) -> None:
     recipe = EnvRecipe(text, num_envs=3, seed=1)
-    builder = RuntimeBuilder(3)
+    builder = RuntimeBuilder()
     with closing(recipe.make()) as env:
         actions = action_maker("random", env.single_action_space, 3, env.device, seed=1)
         stepper = Stepper(env, actions, builder)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+import select
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,7 +72,8 @@ def test_commits_are_checked_out_side_by_side_and_gone_afterwards(tmp_path: Path
         (tmp_path / "file").write_text(text)
         git("add", "file")
         git("commit", "-qm", text)
-    with checkouts(["HEAD~1", "main"], tmp_path) as sides:
+    (tmp_path / "below").mkdir()
+    with checkouts(["HEAD~1", "main"], tmp_path / "below") as sides:
         assert [side.label for side in sides] == ["HEAD~1", "main"]
         assert [(side.source / "file").read_text() for side in sides if side.source] == ["old", "new"]
         kept = [side.source for side in sides]
@@ -76,3 +81,49 @@ def test_commits_are_checked_out_side_by_side_and_gone_afterwards(tmp_path: Path
     assert git("worktree", "list").count("\n") == 0
     with pytest.raises(DataError, match="no-such-commit"), checkouts(["no-such-commit", "main"], tmp_path):
         pass
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from headrace.bench._sweep import Side, Sweep, checkouts
+repository, output = map(Path, sys.argv[1:])
+with checkouts(["main"], repository) as (side,):
+    (side.source / "headrace").mkdir()
+    (side.source / "headrace/__init__.py").touch()
+    (side.source / "headrace/__main__.py").write_text(
+        "import os, time\\nprint(os.getpid(), file=open('pid.part', 'w'), flush=True)\\n"
+        "os.rename('pid.part', 'pid')\\ntime.sleep(600)\\n"
+    )
+    print(side.source, flush=True)
+    sides = (side, Side(label="other"))
+    Sweep(sweep_id="s", command=("runtime",), sides=sides, seed=0, order_seed=0, output=output)._run(side, 0, output)
+"""
+
+
+@pytest.mark.parametrize("moment", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 10))])
+def test_a_killed_sweep_ends_its_run_and_leaves_nothing_in_the_repository(moment: int, tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y"]
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        folder = Path(killed.stdout.readline().strip())
+        until = time.monotonic() + random.Random(moment).uniform(0.0, 1.0)
+        while time.monotonic() < until if moment else not (folder / "pid").exists():
+            assert killed.poll() is None
+            time.sleep(0.002)
+        # a run that has not begun has no number, and ends with its pipe as well
+        run = os.pidfd_open(int((folder / "pid").read_text())) if (folder / "pid").exists() else None
+        killed.kill()
+    if run is not None:
+        assert select.select([run], [], [], 60)[0], "the run has ended"
+        os.close(run)
+    listed = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
+    assert len(listed.splitlines()) == 1
+    with checkouts(["main"], tmp_path) as (side,):  # of a sweep that runs: it stays
+        assert not folder.parent.exists()
+        with checkouts(["main"], tmp_path):
+            assert side.source is not None
+            assert side.source.exists()

@@ -7,9 +7,10 @@ import itertools
 import pytest
 from examples import origin
 
-from headrace.bench import SuccessRule, TrainingBuilder
+from headrace.bench import SuccessRule
+from headrace.bench.builders import EMA_ALPHA, TrainingBuilder
 from headrace.bench.schema import TrainingBundle
-from headrace.errors import ConfigError, DataError
+from headrace.errors import ConfigError
 
 
 def builder(**more: object) -> TrainingBuilder:
@@ -24,7 +25,7 @@ def built(made: TrainingBuilder) -> TrainingBundle:
 
 
 def test_curves_hold_over_iterations_without_an_episode() -> None:
-    made = builder(ema_alpha=0.5)
+    made = builder()
     made.iteration(frames=10, collection_s=0.25, learning_s=0.5)
     made.iteration(frames=10, collection_s=0.25, learning_s=0.5, rewards=[4.0, 8.0], lengths=[4, 8])
     made.iteration(frames=10, collection_s=0.25, learning_s=0.5)
@@ -32,8 +33,8 @@ def test_curves_hold_over_iterations_without_an_episode() -> None:
     learning = built(made).learning
     assert learning.reward is not None
     assert learning.reward.series_per_iter == [None, 6.0, None, 10.0]
-    assert learning.reward.series_ema == [None, 6.0, 6.0, 8.0]
-    assert (learning.reward.final_raw, learning.reward.final_ema) == (10.0, 8.0)
+    assert learning.reward.series_ema == [None, 6.0, 6.0, 6.0 + EMA_ALPHA * 4.0]
+    assert (learning.reward.final_raw, learning.reward.final_ema) == (10.0, 6.0 + EMA_ALPHA * 4.0)
     assert learning.frames == [10, 20, 30, 40]
     assert learning.wall_time_s == [1.0, 2.0, 3.0, 4.0]
     assert learning.episodes == [0, 2, 0, 1]
@@ -161,19 +162,14 @@ def test_without_a_success_measure_the_rule_never_applies() -> None:
     assert not made.iteration(frames=1, collection_s=0.0, learning_s=0.0, rewards=[9.0], lengths=[9])
 
 
-def test_no_series_keeps_the_final_values() -> None:
-    made = builder(series=False)
-    made.iteration(frames=1, collection_s=0.0, learning_s=0.0, rewards=[9.0], lengths=[9])
+def test_a_reward_that_is_not_finite_is_in_no_mean() -> None:
+    made = builder()
+    made.iteration(frames=1, collection_s=0, learning_s=0, rewards=[float("nan"), 3.0], lengths=[1, 2])
+    made.iteration(frames=1, collection_s=0, learning_s=0, rewards=[float("inf")], lengths=[5])
     learning = built(made).learning
     assert learning.reward is not None
-    assert learning.reward.final_raw == 9.0
-    assert learning.reward.series_per_iter is learning.reward.series_ema is learning.frames is None
-
-
-def test_a_reward_that_is_not_finite_is_refused_when_it_comes() -> None:
-    """Not when the bundle is made, which would cost all that came before."""
-    with pytest.raises(DataError, match="finite rewards"):
-        builder().iteration(frames=1, collection_s=0, learning_s=0, rewards=[float("nan")], lengths=[1])
+    assert learning.ep_length is not None
+    assert (learning.reward.series_per_iter, learning.ep_length.series_per_iter) == ([3.0, None], [1.5, 5.0])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +177,6 @@ def test_a_reward_that_is_not_finite_is_refused_when_it_comes() -> None:
     [
         (lambda: SuccessRule(threshold=1.5), "--success-threshold"),
         (lambda: SuccessRule(window=0), "--success-window"),
-        (lambda: TrainingBuilder(ema_alpha=0.0), "--ema-alpha"),
         (lambda: TrainingBuilder().iteration(frames=1, collection_s=0, learning_s=0), "begin"),
         (lambda: builder().iteration(frames=1, collection_s=0, learning_s=0, rewards=[1.0]), "as many lengths"),
     ],

@@ -22,8 +22,8 @@ import torch
 from gymnasium import spaces
 
 import headrace.testing
-from headrace.bridges import CHILD_FILE, BridgeEnv, child
-from headrace.bridges._frames import Channel, space_from_json
+from headrace.bridges import CHILD_FILE, BridgeEnv, child, interpreter
+from headrace.bridges.interpreter import Channel, space_from_json
 from headrace.bridges.make import bridge
 from headrace.errors import ConfigError, DataError, DtypeError, EnvError, LifecycleError, UnsupportedError
 
@@ -419,11 +419,9 @@ def test_the_entry_of_the_page_on_bridges_works(tmp_path: Path, other_python: st
 
 
 def test_another_protocol_is_refused(tmp_path: Path, other_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.bridges import _foreign
-
     old = tmp_path / "child.py"
     old.write_text(CHILD_FILE.read_text().replace("PROTOCOL = 1\n", "PROTOCOL = 7\n"))
-    monkeypatch.setattr(_foreign, "CHILD_FILE", old)
+    monkeypatch.setattr(interpreter, "CHILD_FILE", old)
     with pytest.raises(ConfigError, match="expected protocol 1, got 7"):
         bridge(python=other_python, entry=f"{TOY}:Walk")
 

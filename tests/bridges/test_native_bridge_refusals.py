@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from toy_envs import DictEnv, PlainEnv, SpacesEnv
 
 from headrace.bridges.make import bridge
@@ -50,8 +51,8 @@ def test_settings_that_cannot_work_are_refused() -> None:
         bridge([PlainEnv], workers=2)
     with pytest.raises(ConfigError, match="num_envs"):
         bridge([PlainEnv], 3)
-    with pytest.raises(ConfigError, match="save"):
-        bridge([PlainEnv], save=lambda _vector, _i: None, restore=lambda _vector, _i, _state: None)
+    with pytest.raises(DtypeError, match="list of functions"):
+        bridge(SyncVectorEnv([PlainEnv]))  # type: ignore[arg-type]  # its single environments are bridged
     for nothing in ([], PlainEnv, [PlainEnv()]):
         with pytest.raises(DtypeError, match="list of functions"):
             bridge(nothing)  # type: ignore[arg-type]  # mistakes

@@ -22,12 +22,12 @@ def command(*arguments: str) -> list[str]:
 
 
 def test_runtime_writes_a_bundle_and_every_other_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    forms = ("schema", "json", "omniperf", "osmo", "summary")
+    forms = ("schema", "isaaclab", "summary")
     flags = [word for form in forms for word in ("--formatter", form)]
     assert main(["runtime", "cartpole", *QUICK, "--seed", "3", "--output", str(tmp_path / "out"), *flags]) == 0
     shown = capsys.readouterr().out
     assert "runtime: cartpole, 4 environments, seed 3" in shown
-    assert len(list((tmp_path / "out").iterdir())) == 5
+    assert len(list((tmp_path / "out").iterdir())) == 3
     bundle = read_bundle(tmp_path / "out" / "runtime.json")
     assert isinstance(bundle, RuntimeBundle)
     assert bundle.run.status == "completed"
@@ -53,15 +53,13 @@ def test_imports_are_timed_in_a_fresh_process_and_null_in_one_that_has_done_them
 
 
 def test_settings_reach_task_and_bundle(tmp_path: Path) -> None:
-    preset = tmp_path / "short.yaml"
-    preset.write_text("episode_length: 7\ndecimation: 3\n")
-    more = ("--preset", str(preset), "--set", "decimation=1", "--actions", "zero", "--timing", "synchronized")
+    more = ("--set", "episode_length=7", "--set", "decimation=1", "--actions", "zero", "--timing", "synchronized")
     assert main(["runtime", "cartpole", *QUICK, *more, "--label", "mine", "--output", str(tmp_path / "out")]) == 0
     bundle = read_bundle(tmp_path / "out" / "runtime.json")
     assert isinstance(bundle, RuntimeBundle)
     config = bundle.run.config
     assert config.overrides == {"decimation": 1, "episode_length": 7}
-    assert (config.presets, config.actions, bundle.run.label) == (["short"], "zero", "mine")
+    assert (config.actions, bundle.run.label) == ("zero", "mine")
     assert bundle.runtime.environment_step_timing is not None
     assert bundle.runtime.environment_step_timing.measurement_mode == "synchronized"
     assert bundle.runtime.episodes is not None
@@ -92,10 +90,9 @@ BAD = [
     (["runtime", "ant", "--num-steps", "0"], "(--num-steps): expected at least 1"),
     (["runtime", "ant", "--seed", str(2**63)], "seed (--seed): expected a number of 64 bits, got 9223372036854775808"),
     (["runtime", "ant", "--sim", "physx"], "unknown sim 'physx'"),
-    (["runtime", "ant", "--formatter", "omnipref"], "did you mean 'omniperf'"),
+    (["runtime", "ant", "--formatter", "sumary"], "did you mean 'summary'"),
     (["runtime", "ant", "--output", "a-file/x"], "choose another directory with --output"),
     (["startup", "ant", "--top-n", "0"], "(--top-n): expected at least 1"),
-    (["startup", "ant", "--whitelist", "a-file"], "--whitelist a-file: expected"),
     (["compare", "a-file", "a-file"], "a-file: expected the JSON of a benchmark bundle"),
     (["compare", "nowhere", "a-file"], "nothing there"),
     (["compare", "a-file"], "expected A B, or A … vs B …"),
@@ -135,9 +132,7 @@ def test_a_wrong_setting_leaves_no_bundle(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_startup_profiles_every_phase_in_fresh_processes(tmp_path: Path) -> None:
-    whitelist = tmp_path / "patterns.yaml"
-    whitelist.write_text("env_creation: ['headrace.envs.registry:make']\n")
-    more = ("--top-n", "4", "--whitelist", str(whitelist), "--set", "episode_length=9")
+    more = ("--top-n", "4", "--set", "episode_length=9")
     assert main(["startup", "cartpole", "--num-envs", "2", *more, "--output", str(tmp_path / "out")]) == 0
     bundle = read_bundle(tmp_path / "out" / "startup.json")
     assert isinstance(bundle, StartupBundle)
@@ -145,28 +140,9 @@ def test_startup_profiles_every_phase_in_fresh_processes(tmp_path: Path) -> None
     imports = bundle.phases["python_imports"]
     assert len(imports.top_functions) == 4
     assert imports.total_time_s > 0.2, "torch is imported anew, whatever this process has imported"
-    assert imports.tree is not None
-    assert '"name":"torch"' in imports.tree.model_dump_json(), "heavy imports are in this phase, not in a later one"
-    assert [function.name for function in bundle.phases["env_creation"].top_functions] == [
-        "headrace.envs.registry:make"
-    ]
+    assert any(":" in function.name for function in bundle.phases["env_creation"].top_functions)
     assert bundle.unprofiled_s is not None
     assert bundle.unprofiled_s.env_creation is not None
-
-
-@pytest.mark.slow
-def test_a_pattern_that_matches_nothing_is_an_error_that_keeps_the_phases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whitelist = tmp_path / "patterns.yaml"
-    whitelist.write_text("task_config: ['isaaclab*']\n")
-    arguments = ["startup", "gym:CartPole-v1", "--num-envs", "2", "--whitelist", str(whitelist)]
-    assert main([*arguments, "--output", str(tmp_path / "out")]) == 2
-    assert "'isaaclab*' of phase 'task_config' matches none" in capsys.readouterr().err
-    bundle = read_bundle(tmp_path / "out" / "startup.json")
-    assert isinstance(bundle, StartupBundle)
-    assert bundle.run.status == "crashed"
-    assert "python_imports" in bundle.phases
 
 
 # --- comparisons, end to end ---

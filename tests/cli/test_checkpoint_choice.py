@@ -92,9 +92,9 @@ def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
     import hashlib
     from importlib.resources import files
 
-    from headrace._published import published
+    from headrace._published import read_published
 
-    for name, entry in published().items():
+    for name, entry in read_published().items():
         content = files("headrace").joinpath("checkpoints", entry["file"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == entry["sha256"], name
         assert entry["made_by"]
@@ -114,7 +114,9 @@ def test_every_published_checkpoint_is_the_one_of_the_manifest() -> None:
         (("train", "cartpole", "--num-envs", "3", "--ppo", "steps=5"), "divisor"),
         (("train", "ant", "--check-success", "--iterations", "1"), "success measure"),
         (("train", "cartpole-discrete", "--iterations", "1"), "continuous actions"),
-        (("play", "cartpole", "--policy", "nothing.pt"), "nothing there"),
+        (("play", "cartpole", "--policy", "nothing.pt"), "no such file"),
+        (("play", "cartpole", "--policy", "my_module.Policy"), "a function or class is named as 'my_module:Policy'"),
+        (("play", "my_module.TASK"), "did you mean 'my_module:TASK'"),
         (("play", "cartpole", "--policy", "no_such_module:f"), "cannot be imported"),
         (("play", "cartpole", "--policy", "http://127.0.0.1:9/x.pt"), "cannot be fetched"),
         (("play", "humanoid"), "--policy"),
@@ -127,6 +129,15 @@ def test_bad_input_is_refused_with_a_hint(
 ) -> None:
     assert main(list(arguments)) == 2
     assert words in said(capsys)
+
+
+def test_a_directory_of_lerobot_needs_no_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "step" / "pretrained_model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    for named in (folder, folder.parent):
+        assert main(["evaluate", "pusher-camera", "--policy", str(named)]) == 2
+        assert "does not say the policy's type" in said(capsys)
 
 
 def test_checkpoints_of_another_task_or_library_and_damaged_ones_are_refused(

@@ -14,7 +14,9 @@ import headrace
 from headrace.cli.main import build_parser, main
 from headrace.errors import ConfigError, PolicyError
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
+from headrace.policies.identity import policy_hash
 from headrace.policies.protocol import ChunkContext
+from headrace.recording import EpisodeDataset, FilmCfg
 from headrace.types import Obs
 
 
@@ -25,6 +27,20 @@ class Shove(nn.Module):
 
     def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
         return context.noise(8, 1) * 0.2
+
+
+class Lazy(nn.Module):
+    """Its weights are made at its first call."""
+
+    horizon = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LazyLinear(4)
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        del context
+        return self.net(obs["policy"]).reshape(-1, 4, 1)
 
 
 def breaks(obs: Obs, context: ChunkContext) -> Tensor:
@@ -49,10 +65,6 @@ POLICY = f"{__name__}:Shove"
         "immediate",
         "whole-batch-on-any",
         "synchronized",
-        "synchronized:hold",
-        "periodic:4",
-        "periodic:4:hold",
-        "threshold:2",
     ],
 )
 def test_every_rule_can_be_named(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,11 +122,10 @@ def test_a_policy_that_raises_shows_what_was_finished(capsys: pytest.CaptureFixt
     [
         (["--policy", "nowhere.pt"], "expected a file, or a task that ships with one, got 'nowhere.pt': no such file"),
         (["--policy", "nowhere:nothing"], "cannot be imported"),
-        (["--policy", POLICY, "--admission", "periodic"], "periodic takes period, holds: missing a required"),
-        (["--policy", POLICY, "--admission", "clock:3"], "unknown admission rule 'clock'"),
+        (["--policy", POLICY, "--admission", "clock"], "unknown admission rule 'clock'"),
         (["--policy", POLICY, "--admission", "no_such_module:Rule"], "--admission: module 'no_such_module' cannot be"),
-        (["--policy", POLICY, "--admission", "greedy:hold"], "greedy takes nothing: got an unexpected"),
-        (["--policy", POLICY, "--admission", "periodic:0"], "expected at least 1 step"),
+        (["--policy", POLICY, "--admission", "greedy:hold"], "'greedy:hold' is gone; use greedy"),
+        (["--policy", POLICY, "--admission", "periodic:4"], "'periodic:4' is gone; use greedy"),
         (
             ["--policy", POLICY, "--csv", "no/such/folder/table.csv"],
             "--csv: expected a file in a directory that exists",
@@ -211,3 +222,49 @@ def test_what_cannot_be_merged_or_saved_is_an_error_before_the_work(
     said = capsys.readouterr().err
     assert "expected a saved evaluation" in said
     assert "absent: cannot be read" in said
+
+
+def test_a_policy_with_lazy_layers_has_a_journal_and_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lazy = ("--policy", f"{__name__}:Lazy", "--num-envs", "2", "--journal", "rows.jsonl")
+    for more in (("--episodes", "2"), ("--episodes", "4", "--resume")):
+        torch.manual_seed(0)
+        assert _run(*lazy, *more) == 0
+    assert "4 of 4 episodes" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="has no weights before the policy is called"):
+        policy_hash(Lazy())
+    few = ["--set", "episode_length=9", "--num-envs", "2", "--output", "played", "--warmup-steps", "2"]
+    assert main(["play", "cartpole", "--policy", f"{__name__}:Lazy", *few]) == 0
+
+
+def test_what_is_evaluated_is_recorded_and_every_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, rows = tmp_path / "set", tmp_path / "rows.csv"
+    few = ("--policy", POLICY, "--episodes", "5", "--num-envs", "2")
+    assert _run(*few, "--record", str(folder), "--csv", str(rows)) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("mean reward") < shown.index(f"wrote {rows}") < shown.index(f"wrote {folder}")
+    recorded = {episode.meta.episode_id: episode.meta.length for episode in EpisodeDataset(folder)}
+    with rows.open() as file:
+        assert recorded == {int(row["episode_id"]): int(row["length"]) for row in csv.DictReader(file)}
+    assert main(["record", "replay", str(folder)]) == 0
+    with pytest.raises(ConfigError, match="expected no --workers and no --film"):
+        _run(*few, "--record", str(tmp_path / "other"), "--film", "1")
+
+
+def test_the_table_comes_before_the_films_and_their_files_after_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    films = []
+
+    def film_again(filming: FilmCfg, *_: object) -> None:
+        films.append(filming.episode_path(1))
+        assert "mean reward" in capsys.readouterr().out
+
+    monkeypatch.setattr("headrace.evaluation.evaluating.film_again", film_again)
+    few = ("--policy", POLICY, "--episodes", "2", "--num-envs", "2")
+    assert _run(*few, "--film", "1", "--films", str(tmp_path / "films")) == 0
+    assert capsys.readouterr().out == f"wrote {films[0]}\n"

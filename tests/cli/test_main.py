@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -105,11 +107,20 @@ def test_run_records_episodes_that_verify_and_replay_bit_for_bit(
     )
 
 
+def test_an_environment_prints_the_name_of_its_task() -> None:
+    import headrace
+
+    with closing(headrace.make("cartpole", 2)) as env:
+        assert repr(env) == "BatchEnv('cartpole', num_envs=2)"
+    with closing(headrace.bridge("CartPole-v1", 2)) as bridged:
+        assert repr(bridged) == "BridgeEnv('gym:CartPole-v1', num_envs=2)"
+
+
 def test_run_records_what_the_environment_says_about_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import headrace
     from headrace.recording import DatasetInfo, EpisodeDataset
 
-    sizes = ["--num-envs", "2", "--num-steps", "4", "--set", "episode_length=3", "--frame-stack", "2"]
+    sizes = ["--num-envs", "2", "--num-steps", "4", "--set", "episode_length=3", "--set", "frame_stack=2"]
     assert main(["run", "cartpole-camera", *sizes, "--record", str(tmp_path / "d")]) == 0
     info = EpisodeDataset(tmp_path / "d").info
     env = headrace.make("cartpole-camera", 2, threads=1, overrides={"episode_length": 3, "frame_stack": 2})
@@ -147,3 +158,29 @@ def test_a_policy_is_found_in_the_folder_one_is_in(
 def test_the_first_reset_is_not_counted_among_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "cartpole", "--num-envs", "2", "--num-steps", "2", "--suspend-fraction", "1"]) == 0
     assert "in reset" not in capsys.readouterr().out
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import contextlib, io, sys; from headrace.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(sys.argv[1:])\n"
+        "print('torch' in sys.modules)"
+    )
+    for words in (["--help"], ["train", "--help"]):
+        run = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == "False", words
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shtab_makes_a_completion_of_the_parser(shell: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "shtab",
+        f"--shell={shell}",
+        "--prog",
+        "headrace",
+        "headrace.cli.main.build_parser",
+    ]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--suspend-fraction" in script

@@ -87,7 +87,7 @@ def test_help_texts_use_the_words_of_the_style_guide(word: str) -> None:
 def test_the_help_names_every_form_and_every_library_that_ships() -> None:
     # in a process of its own: other tests register forms
     code = (
-        "from headrace.bench.formatters import FORMATTERS; from headrace.bench.measured.run_cfg import RunCfg\n"
+        "from headrace.bench.figures import FORMATTERS; from headrace.bench.benchmark import RunCfg\n"
         "from headrace.cli.records import Shared, field_docs; from headrace.libraries.registry import BUILT_IN\n"
         "print(*[name for name in FORMATTERS if name not in field_docs(RunCfg)['formatters']])\n"
         "print(*[name for name in BUILT_IN if name not in field_docs(Shared)['library']])"

@@ -15,10 +15,10 @@ from headrace.cli import main
         ("record expor", "headrace record: error: unknown command 'expor'; did you mean 'export'?"),
         ("run ant --nmu-envs 3", "headrace run: error: unknown option --nmu-envs; did you mean --num-envs?"),
         ("run ant --nmu-envs=3", "headrace run: error: unknown option --nmu-envs; did you mean --num-envs?"),
+        ("train ant --learning-rate 3e-4", "unknown option --learning-rate; did you mean --ppo learning_rate=…?"),
         ("run ant --qqq", "headrace run: error: unknown option --qqq; see headrace run --help"),
         ("run ant bee", "headrace run: error: expected no further argument, got 'bee'"),
         ("evaluate ant --engine thred", "argument --engine: unknown value 'thred'; did you mean 'thread'?"),
-        ("completion csh", "argument shell: unknown value 'csh'; did you mean 'zsh'?"),
         ("--verson", "headrace: error: unknown option --verson; did you mean --version?"),
     ],
 )

@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from headrace.cli.main import build_parser
+from headrace.cli.main import build_parser, main
 from headrace.envs.registry import make
 from headrace.errors import ConfigError, IdError
-from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg
 
 
 def run(*arguments: object) -> int:
@@ -30,6 +30,20 @@ def ants(tmp_path_factory):
             env.step(torch.full((2, 8), 0.01 * step))
     env.close()
     return path
+
+
+def test_a_task_is_recorded_with_its_expert_or_a_policy(tmp_path, capsys) -> None:
+    few = ("--episodes", "3", "--num-envs", "2", "--threads", "1")
+    assert main(["record", "pusher-solid", "--expert", *few, "-o", str(tmp_path / "expert")]) == 0
+    assert f"wrote {tmp_path / 'expert'}: 3 episodes" in capsys.readouterr().out
+    assert [episode.meta.episode_id for episode in EpisodeDataset(tmp_path / "expert")] == [0, 1, 2]
+    assert main(["record", "pusher-solid", *few, "--only", "succeeded", "-o", str(tmp_path / "policy")]) == 0
+    assert run("replay", tmp_path / "policy") == 0
+    assert "bit-exact" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="expected one of them, got both"):
+        run("episodes", "pusher-solid", "--expert", "--policy", "latest", "-o", tmp_path / "no")
+    with pytest.raises(ConfigError, match="record"):
+        run("episodes", "pusher-solid", "--expert", *few, "-o", tmp_path / "expert")  # nothing is overwritten
 
 
 def test_export_writes_each_format_and_verify_is_content(ants, tmp_path, capsys):
@@ -91,11 +105,6 @@ def test_replay_of_another_task_setting_says_where_it_differs(ants, tmp_path, ca
     assert "at the beginning: recorded" in capsys.readouterr().out
 
 
-def test_a_contact_sheet_needs_pictures(ants, tmp_path):
-    with pytest.raises(ConfigError, match="expected images in the dataset"):
-        run("info", ants, "--sheet", tmp_path / "sheet.png")
-
-
 def test_merge_makes_one_dataset_and_info_says_where_it_comes_from(ants, tmp_path, capsys):
     info = DatasetInfo(recipe={"source": "ant", "overrides": {"episode_length": 8}}, fps=20)
     env = make("ant", 2, threads=1, overrides={"episode_length": 8})
@@ -114,8 +123,7 @@ def test_merge_makes_one_dataset_and_info_says_where_it_comes_from(ants, tmp_pat
     assert "fps: 20" in said
     assert run("replay", tmp_path / "both") == 0
     assert "bit-exact: 8 episodes" in capsys.readouterr().out
-    assert run("export", tmp_path / "more", tmp_path / "x", "--to", "lerobot") == 0
-    assert run("export", tmp_path / "both", tmp_path / "x", "--to", "lerobot", "--append") == 0
+    assert run("export", tmp_path / "both", tmp_path / "x", "--to", "lerobot") == 0
     assert run("verify", tmp_path / "x") == 0
     assert "lerobot: 8 episodes" in capsys.readouterr().out
 
@@ -158,7 +166,8 @@ def test_a_task_of_ones_own_is_replayed_by_its_module(tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (("--camera-name", "front"), "FIELD=NAME"),
+        (("--camera-name", "front"), "--camera-name: expected path=value"),
+        (("--camera-name", "obs/policy=1e3"), "--camera-name obs/policy: expected a name, got 1000.0"),
         (("--stack", "obs/policy=many"), "number of frames"),
         (("--camera-name", "obs/nothing=front"), "obs/nothing"),
     ],

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 
-from headrace.cli.records import Only, Positional, Repeated, add_options, build, field_docs, keywords, make_record
+from headrace.cli.records import Only, Positional, add_options, build, field_docs, keywords, make_record
 from headrace.errors import ConfigError
 
 
@@ -57,7 +57,7 @@ class Given:
     """Settings by name."""
     span: Annotated[range | None, lambda text: range(int(text))] = None
     """How far."""
-    sizes: Annotated[Mapping[str, int] | None, Repeated(lambda texts: {text: len(text) for text in texts})] = None
+    sizes: Annotated[Mapping[str, int] | None, lambda texts: {text: len(text) for text in [texts]}] = None
     """Lengths of words."""
 
 

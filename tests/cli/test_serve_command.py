@@ -41,7 +41,6 @@ def test_it_serves_the_shipped_policy_until_ctrl_c_and_evaluate_plays_with_it(tm
     [
         ([], "expected TASK or --policy"),
         (["humanoid"], "we ship none for 'humanoid'"),
-        (["pusher-solid", "--fast", "--buckets", "4,x"], "expected sizes such as 4,16,64"),
         (["pusher-solid", "--batch-size", "0"], "batching size: expected at least 1 row, got 0"),
         (["pusher-solid", "--max-rows", "0"], "max_rows: expected a whole number from 1, got 0"),
         (["--policy", "no_such_module:policy"], "cannot be imported"),

@@ -11,7 +11,6 @@ from train_play import QUICK, play_bundle, played, said, trained, training_bundl
 
 import headrace
 from headrace.cli.main import main
-from headrace.libraries.registry import read_curves
 
 pytestmark = pytest.mark.usefixtures("in_its_own_folder")
 
@@ -46,25 +45,6 @@ def test_training_leaves_a_bundle_and_a_checkpoint_that_plays(library: str) -> N
     assert set(threading.enumerate()) <= running
 
 
-@pytest.mark.parametrize(
-    ("library", "at"),
-    [("rl_games", [1, 2, 3]), ("rsl_rl", [0, 1, 2]), ("sb3", [128, 256, 384]), ("skrl", [16, 32, 48])],
-)
-def test_curves_go_to_tensorboard_under_the_names_of_the_library(library: str, at: list[int]) -> None:
-    assert (
-        trained("one", "--iterations", "3", "--formatter", "schema", "--formatter", "tensorboard", library=library) == 0
-    )
-    learning = training_bundle("one").learning
-    assert learning.reward is not None
-    assert learning.ep_length is not None
-    curves = read_curves(Path("one"), library)
-    known = [place for place, value in zip(at, learning.reward.series_per_iter or [], strict=True) if value is not None]
-    assert curves.at == known
-    # TensorBoard keeps float32
-    assert curves.reward == pytest.approx([v for v in learning.reward.series_per_iter or [] if v is not None], rel=1e-6)
-    assert curves.length == pytest.approx([v for v in learning.ep_length.series_per_iter or [] if v is not None])
-
-
 @pytest.mark.parametrize("library", ["headrace", "rl_games", "rsl_rl", "sb3", "skrl"])
 def test_early_stop_ends_within_one_window_and_says_why(library: str) -> None:
     stop = ("--check-success", "--success-threshold", "1.0", "--success-window", "2", "--set", "episode_length=3")
@@ -84,7 +64,7 @@ def test_early_stop_ends_within_one_window_and_says_why(library: str) -> None:
 def test_broken_off_training_leaves_a_bundle_and_a_usable_checkpoint(
     where: str, raised: BaseException, status: str
 ) -> None:
-    from headrace.libraries.own._learner import OwnLearner
+    from headrace.libraries.learner import OwnLearner
 
     calls = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -221,7 +201,7 @@ def test_a_second_ctrl_c_ends_the_training_at_once(monkeypatch: pytest.MonkeyPat
 
 def test_a_disk_that_fails_between_two_files_leaves_a_run_that_resumes() -> None:
     from headrace.errors import StorageError
-    from headrace.libraries.own._learner import OwnLearner
+    from headrace.libraries.learner import OwnLearner
 
     save, calls = OwnLearner.save, 0
 
@@ -288,3 +268,10 @@ def test_a_resumed_training_inherits_everything_that_is_not_given_again() -> Non
     third = training_bundle("c")
     assert third.run.resumed_from.changed == {"epochs": [2, 3]}
     assert third.library.settings["steps"] == 16
+
+
+def test_without_a_terminal_every_iteration_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--num-envs", "4", "--threads", "1", "--iterations", "2", "--ppo", "steps=8", "--output", "t")
+    assert main(["train", "cartpole", *words]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("iteration ")]
+    assert [line.partition(":")[0] for line in lines] == ["iteration 1 of 2", "iteration 2 of 2"]

@@ -45,6 +45,41 @@ def test_tiles_move_and_a_click_suspends_one(browser) -> None:
         page.wait_for_function("document.getElementById('state').textContent.includes('has ended')")
 
 
+def test_the_page_pauses_makes_a_single_step_and_turns_the_free_camera(browser) -> None:
+    command = [*(sys.executable, "-u", "-c", _START, "view", "cartpole"), "--camera", "free", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as view:
+        try:
+            page = browser.new_context(viewport={"width": 800, "height": 900}, bypass_csp=True).new_page()
+            page.goto(re.search(r"http://\S+", view.stdout.readline())[0], wait_until="domcontentloaded")
+            page.wait_for_selector("#orbit:not([hidden])")
+            page.click("#pause")
+            page.wait_for_selector("#pause[aria-pressed=true]")
+
+            def count_steps() -> int:
+                page.wait_for_timeout(1100)  # the line is read twice a second
+                return int(page.inner_text("#state").split()[1].rstrip(","))
+
+            before = count_steps()
+            page.click("#step")
+            assert count_steps() == before + 1
+            still = page.locator("#tiles").screenshot()
+            box = page.locator("#tiles").bounding_box()
+            page.mouse.move(box["x"] + 50, box["y"] + 50)
+            page.mouse.down()
+            page.mouse.move(box["x"] + 150, box["y"] + 90, steps=4)
+            page.mouse.up()
+            page.wait_for_timeout(500)
+            turned = page.locator("#tiles").screenshot()
+            assert turned != still
+            assert page.locator("#tiles button[aria-pressed=true]").count() == 0, "a drag suspends nothing"
+            page.mouse.wheel(0, -400)
+            page.wait_for_timeout(500)
+            assert page.locator("#tiles").screenshot() != turned
+            assert count_steps() == before + 1
+        finally:
+            view.terminate()
+
+
 def test_a_page_of_another_site_can_neither_suspend_nor_look(browser) -> None:
     screen = Screen("ant", 3)
     view = serve(screen, 0)

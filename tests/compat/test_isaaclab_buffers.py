@@ -183,3 +183,62 @@ def test_a_lag_that_cannot_be_is_refused_and_changes_nothing(bad, error) -> None
         delay.set_time_lag(bad)
     assert delay.time_lags.tolist() == [1] * N
     assert (delay.min_time_lag, delay.max_time_lag) == (1, 1)
+
+
+def test_lags_written_in_place_hold_from_the_next_step_on() -> None:
+    delay = DelayBuffer(4, N, "cpu")
+    data = steps(8)
+    for now in data[:6]:
+        assert torch.equal(delay.compute(now), now)
+    delay.time_lags.copy_(torch.tensor([0, 2, 4]))
+    assert (delay.min_time_lag, delay.max_time_lag) == (0, 4)
+    assert delay.compute(data[6]).flatten().tolist() == [6, 4, 2]
+    delay.time_lags[1] = 1
+    assert delay.compute(data[7]).flatten().tolist() == [7, 6, 3]
+
+
+def test_a_read_without_history_appends_nothing() -> None:
+    delay = DelayBuffer(3, N, "cpu")
+    data = steps(6)
+    assert torch.equal(delay.compute(data[5], update_history=False), data[5]), "nothing appended: what it is given"
+    delay.set_time_lag(1)
+    delay.compute(data[0])
+    delay.compute(data[1])
+    for _ in range(3):
+        assert torch.equal(delay.compute(data[5], update_history=False), data[0])
+    assert delay.num_pushes.tolist() == [2] * N
+    delay.reset([1])
+    assert delay.num_pushes.tolist() == [2, 0, 2]
+    assert delay.compute(data[5], update_history=False).flatten().tolist() == [0, 5, 0]
+
+
+def test_masks_choose_elements_on_the_device() -> None:
+    delay, mask = DelayBuffer(4, N, "cpu"), torch.tensor([True, False, True])
+    delay.set_time_lag(torch.tensor([3, 4, 1]), batch_mask=mask)
+    assert delay.time_lags.tolist() == [3, 0, 1]
+    delay.set_time_lag(2, [1], batch_mask=mask)
+    assert delay.time_lags.tolist() == [2, 0, 2], "the mask goes first"
+    delay.compute(steps(1)[0])
+    delay.reset([1], batch_mask=mask)
+    assert delay.num_pushes.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("hold_prob", [0.0, 0.5, 1.0])
+def test_drawn_lags_stay_with_their_probability(hold_prob: float) -> None:
+    torch.manual_seed(0)
+    many = 400
+    delay = DelayBuffer(6, many, "cpu", min_lag=2, hold_prob=hold_prob)
+    before = delay.time_lags.clone()
+    assert (delay.min_time_lag, delay.max_time_lag) == (2, 6)
+    delay.compute(torch.zeros(many, 1))
+    kept = (delay.time_lags == before).float().mean()
+    assert kept == 1 if hold_prob == 1 else abs(kept - (hold_prob + (1 - hold_prob) / 5)) < 0.08
+    now = delay.time_lags.clone()
+    delay.compute(torch.zeros(many, 1), update_history=False)
+    assert torch.equal(delay.time_lags, now)
+    delay.reset(range(0, many, 2))
+    assert torch.equal(delay.time_lags[1::2], now[1::2])
+    assert not torch.equal(delay.time_lags[::2], now[::2])
+    for arguments in ({"min_lag": 7}, {"min_lag": -1}, {"hold_prob": 1.5}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            DelayBuffer(6, 2, "cpu", **arguments)

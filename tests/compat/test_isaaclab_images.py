@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from headrace.compat.isaaclab import (
+    CameraFrameStack,
     image,
+    image_depth,
+    image_rgb,
+    image_segmentation,
     is_depth_like,
     is_normals_like,
     is_rgb_like,
     normalize_camera_image,
+    normalize_depth,
+    normalize_normals,
+    normalize_rgb,
+    normalize_segmentation,
     stacked_image,
 )
-from headrace.errors import UnknownNameError
+from headrace.errors import ShapeError, UnknownNameError
 
 N, C = 3, 3
 SHAPE = (N, 6, 5, C)
@@ -168,7 +177,7 @@ def test_a_stack_of_colors_is_kept_as_uint8_and_normalized_frame_by_frame() -> N
     before = stack(show(env, pixels(1)))
     kept = before.clone()
     after = stack(show(env, pixels(2)), frame_stack=2)
-    assert stack._buffer.buffer.dtype == torch.uint8
+    assert stack._frames._buffer.buffer.dtype == torch.uint8
     alone = [normalize_camera_image(pixels(seed), "rgb") for seed in (1, 2)]
     assert torch.equal(after, torch.cat(alone, dim=-1))
     assert torch.equal(before, kept), "what a trainer holds does not change"
@@ -182,10 +191,87 @@ def test_a_stack_of_one_is_the_image_and_of_none_is_refused() -> None:
     assert torch.equal(stacked_image(SimpleNamespace(params={}), env)(env), image(env))
     with pytest.raises(ValueError, match="frame_stack must be >= 1"):
         term(0)
-    with pytest.raises(ValueError, match="made with 2"):
+    with pytest.raises(ValueError, match="made with frame_stack=2"):
         term(2)(env, frame_stack=3)
 
 
 def test_a_stack_of_depth_has_no_infinity() -> None:
     env, stack = env_with(depth=torch.full((N, 6, 5, 1), float("inf"))), term(2)
     assert not stack(env, data_type="depth").any()
+
+
+def test_each_kind_of_data_has_its_normalizing_function() -> None:
+    x = pixels(1)
+    assert torch.allclose(normalize_rgb(x), colors(x), atol=1e-6)
+    assert torch.allclose(normalize_rgb(x, mean=0.5), x / 255 - 0.5)
+    first = normalize_rgb(x, output_channel_dim=1)
+    assert torch.equal(first, normalize_rgb(x).movedim(-1, 1))
+    assert first.is_contiguous()
+    out = torch.empty(SHAPE)
+    assert normalize_rgb(x, out=out) is out
+    metric = torch.tensor([1.0, float("inf"), float("nan"), 8.0]).view(1, 2, 2, 1)
+    assert normalize_depth(metric).flatten().tolist() == [1, 0, 0, 8]
+    assert normalize_depth(metric, invalid_value=4.0, max_depth=4.0).flatten().tolist() == [0.25, 1, 1, 1]
+    assert torch.allclose(normalize_depth(metric, tanh_scale=2.0)[0, 0, 0], torch.tensor(0.5).tanh() - 0.5)
+    assert metric[0, 0, 1].isinf(), "the camera's memory stays"
+    with pytest.raises(ValueError, match="at most one"):
+        normalize_depth(metric, max_depth=1.0, tanh_scale=1.0)
+    assert normalize_normals(torch.tensor([[[[-1.0, 0.0, 1.0]]]])).flatten().tolist() == [0, 0.5, 1]
+    labels = torch.full((1, 2, 2, 1), 7, dtype=torch.int32)
+    assert normalize_segmentation(labels).dtype == torch.float32
+    assert torch.equal(normalize_segmentation(x, output_channel_dim=1), first)
+    raw = normalize_camera_image(labels, "instance_segmentation_fast", output_channel_dim=1)
+    assert raw.shape == (1, 1, 2, 2)
+    assert raw.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dims", [{"channel_dim": 4}, {"channel_dim": -5}, {"output_channel_dim": 4}])
+@pytest.mark.parametrize("data_type", ["rgb", "depth", "normals", "semantic_segmentation", "motion_vectors"])
+def test_channels_that_images_do_not_have_are_refused(data_type: str, dims: dict[str, int]) -> None:
+    picture = pixels(1) if data_type == "rgb" else pixels(1).float()
+    with pytest.raises(ShapeError, match="expected an axis of images with 4 axes"):
+        normalize_camera_image(picture, data_type, **dims)
+
+
+@pytest.mark.parametrize("channel_first", [False, True])
+@pytest.mark.parametrize("frame_stack", [1, 3])
+def test_camera_stacks_normalize_what_is_read(frame_stack: int, channel_first: bool) -> None:
+    axis = 1 if channel_first else -1
+    for normalize in (None, normalize_rgb, partial(normalize_rgb, mean=0.25)):
+        for dtype in (torch.uint8, torch.float32):
+            stack = CameraFrameStack(N, "cpu", frame_stack, channel_first)
+            frames = [pixels(seed).to(dtype) for seed in range(4)]
+            held = []
+            for frame in frames:
+                held.append(stack(frame, normalize))
+            one = [frame if normalize is None else normalize(frame) for frame in frames]
+            for step, seen in enumerate(held):
+                newest = [one[max(0, step - k)] for k in reversed(range(frame_stack))]
+                assert torch.equal(seen, torch.cat(newest, -1).movedim(-1, axis)), "and is not written later"
+            stack.reset([1])
+            again = stack(frames[0], normalize).movedim(axis, -1)
+            assert torch.equal(again[1], torch.cat([one[0]] * frame_stack, -1)[1])
+    with pytest.raises(ValueError, match="frame_stack must be >= 1"):
+        CameraFrameStack(N, "cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data_type", "data", "normalize", "arguments"),
+    [
+        (image_rgb, "rgb", pixels(3), normalize_rgb, {"mean": 0.5}),
+        (image_depth, "distance_to_image_plane", pixels(4, N, 6, 5, 1).float(), normalize_depth, {"max_depth": 90.0}),
+        (image_segmentation, "semantic_segmentation", pixels(5, N, 6, 5, 1).int(), normalize_segmentation, {}),
+    ],
+)
+def test_image_terms_of_each_kind(kind, data_type, data, normalize, arguments) -> None:
+    wrapped = SimpleNamespace(torch=data)  # newer versions hand out arrays with a tensor in them
+    cfg = SimpleNamespace(params={"frame_stack": 2, "channel_first": True})
+    term = kind(cfg, env_with())
+    for env in (env_with(**{data_type: data}), env_with(**{data_type: wrapped})):
+        seen = term(env, "tiled_camera", frame_stack=2, channel_first=True, **arguments)
+        assert torch.equal(seen, normalize(torch.cat([data, data], -1).movedim(-1, 1), channel_dim=1, **arguments))
+    if kind is image_segmentation:
+        other = term(env_with(instance_segmentation_fast=data + 1), data_type="instance_segmentation_fast")
+        assert other[:, 1].max() == data.max() + 1
+    with pytest.raises(ValueError, match="frame_stack=2"):
+        term(env, "tiled_camera", frame_stack=3)

@@ -17,6 +17,7 @@ _SHORT = {
     "evaluate_lerobot_style_policy": ["--episodes", "8", "--num-envs", "4"],
     "evaluate_over_a_server": ["--episodes", "4", "--num-envs", "2"],
     "expensive_resets": ["--num-envs", "4", "--episodes", "8", "--seconds", "0.02"],
+    "sac_from_states": ["--frames", "1040", "--peer"],
     "train_with_each_library": ["--task", "cartpole", "--num-envs", "4", "--iterations", "1"],
     "two_timescales": ["--num-envs", "8", "--ticks", "10"],
 }

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench._profiling import read_whitelist
 from headrace.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +34,7 @@ BEFORE = {
     ),
     "docs/benchmarking.md": "headrace runtime ant --output runs/before\nheadrace runtime ant --output runs/after",
     "docs/recording.md": (
-        "headrace run cartpole-camera --frame-stack 1 --set episode_length=12 --num-envs 4 --num-steps 60 "
+        "headrace run cartpole-camera --set frame_stack=1 --set episode_length=12 --num-envs 4 --num-steps 60 "
         "--record runs/ant"
     ),
 }
@@ -46,6 +45,16 @@ from headrace.envs.registry import task_entry
 cartpole = task_entry("cartpole")
 register_task(TaskEntry(name="reach", task=cartpole.task, cfg=cartpole.cfg, summary="the reader's own"))
 """
+URDF = """<robot name="rod"><link name="base"><visual><geometry><box size=".1 .1 .1"/></geometry></visual></link>
+<link name="rod"><inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/></inertial></link>
+<joint name="swing" type="continuous"><parent link="base"/><child link="rod"/><axis xyz="0 1 0"/></joint></robot>"""
+RUNNER = """
+num_steps_per_env: 8
+algorithm: {class_name: PPO, num_learning_epochs: 1, num_mini_batches: 1}
+actor: {class_name: MLPModel, hidden_dims: [16], activation: elu, distribution_cfg:
+    {class_name: GaussianDistribution, init_std: 1.0}}
+critic: {class_name: MLPModel, hidden_dims: [16], activation: elu}
+"""
 ELSEWHERE = {
     "headrace serve": "runs until Ctrl-C: tests/cli/test_serve_command.py",
     "headrace evaluate pusher-solid --policy openpi://": "needs the server: tests/cli/test_serve_command.py",
@@ -55,6 +64,10 @@ ELSEWHERE = {
     "headrace libero": "make test-libero",
     "headrace tasks libero": "make test-libero",
     "headrace evaluate libero_spatial": "make test-libero",
+    "headrace report runs/plain runs/moved": "make test-libero",
+    "scripts/setup_simulators.sh": "make test-simulators",
+    "headrace evaluate metaworld_mt50": "tests/evaluation/benchmarks_check.py",
+    "headrace evaluate pusht": "tests/evaluation/benchmarks_check.py",
     "headrace sweep --commits": "tests/bench/test_sweep.py sweeps over two commits of a repository of its own",
     ".venv/bin/pre-commit install": "would change this clone",
     ".venv/bin/python -m pytest tests/envs -k your_task": "your_task is the reader's",
@@ -90,6 +103,9 @@ def _marked(path: Path) -> object:
 def test_every_shell_line_works(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_tasks.py").write_text(MY_TASKS)
+    (tmp_path / "my_runner.yaml").write_text(RUNNER)
+    (tmp_path / "robot.urdf").write_text(URDF)
+    (tmp_path / "robot.xml").write_text(URDF)  # MuJoCo tells them apart by their content
     for line in [*BEFORE.get(_name(path), "").splitlines(), *_lines(path)]:
         _run(line)
 
@@ -106,6 +122,11 @@ def _run(line: str) -> None:
             assert ran.returncode == 0, f"{line}: {ran.stderr}"
         case "python":
             _script(line, words)
+        case "torchrun":
+            small = {"256": "8", "100": "1"}
+            command = [sys.executable, "-m", "torch.distributed.run", *(small.get(word, word) for word in words)]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, f"{line}: {ran.stderr}"
         case "pip":
             (wanted,) = (word for word in words if word.startswith("headrace["))
             extras = set(wanted.removeprefix("headrace[").removesuffix("]").split(","))
@@ -136,9 +157,3 @@ def _script(line: str, words: list[str]) -> None:
         return
     few = [] if options[0] == "draw" else ["--kinds", "state", "--seeds", "0", "--iterations", "2"]
     subprocess.run([sys.executable, ROOT / script, *options, *few], capture_output=True, text=True, check=True)
-
-
-def test_the_whitelist_of_the_guide_is_one(tmp_path: Path) -> None:
-    (body,) = (body for language, body in _blocks(ROOT / "docs" / "benchmarking.md") if language == "yaml")
-    (tmp_path / "whitelist.yaml").write_text(body)
-    assert set(read_whitelist(tmp_path / "whitelist.yaml")) == {"python_imports", "env_creation"}

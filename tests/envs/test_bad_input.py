@@ -11,8 +11,7 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs.batch_env import BatchEnv
-from headrace.testing._contract import require_same_tensors
-from headrace.testing._playing import actions_of, next_actions
+from headrace.testing._contract import actions_of, next_actions, require_same_tensors
 
 N = 4
 

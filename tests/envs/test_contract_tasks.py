@@ -14,8 +14,8 @@ import headrace
 from headrace import testing
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import task_names
-from headrace.testing._contract import require_equal
-from headrace.testing._playing import actions_of, poisoned
+from headrace.testing._contract import MakeEnv, actions_of, poison_actions, require_equal
+from headrace.testing.episodes import check_episodes_do_not_depend_on_the_batch
 
 # short enough that episodes end while somebody looks, long enough that random actions end some before
 SHORT = {"episode_length": 17}
@@ -23,7 +23,7 @@ SHORT = {"episode_length": 17}
 SMALL = {task: {"width": 32, "height": 24} for task in ("aloha-insertion", "aloha-transfer-cube")}
 
 
-def short(task: str) -> testing.MakeEnv:
+def short(task: str) -> MakeEnv:
     return partial(headrace.make, task, overrides=SHORT | SMALL.get(task, {}))
 
 
@@ -38,7 +38,7 @@ def test_every_task_keeps_the_contract(task) -> None:
 
 @pytest.mark.parametrize("task", task_names())
 def test_an_episode_is_the_same_in_any_batch_slot_and_suspension_pattern_and_at_any_thread_count(task) -> None:
-    check = testing.check_episodes_do_not_depend_on_the_batch
+    check = check_episodes_do_not_depend_on_the_batch
     one, three = {"threads": 1}, {"threads": 3}
     assert check(short(task), sizes=(1, 7, 64), steps=8, variants=(one,)).not_claimed is None
     assert check(short(task), sizes=(64,), steps=8, variants=(three,)).not_claimed is None
@@ -94,7 +94,7 @@ def step_both(env: BatchEnv, reference: SingleEnvs, when: str) -> None:
     acting = [slot for slot in range(env.num_envs) if not reference.suspended[slot]]
     assert env.active.nonzero().squeeze(1).tolist() == acting, when
     actions = actions_of(env, env.episode_ids, env.episode_steps)
-    step = env.step(poisoned(env, actions, ~env.active))
+    step = env.step(poison_actions(env, actions, ~env.active))
     for slot in range(env.num_envs):
         if slot not in acting:
             assert float(step.reward[slot]) == 0.0

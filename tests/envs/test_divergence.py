@@ -16,8 +16,7 @@ import torch
 import headrace
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make_task, task_names
-from headrace.testing._contract import require_rows_equal
-from headrace.testing._playing import actions_of, next_actions
+from headrace.testing._contract import actions_of, next_actions, require_rows_equal
 
 N, BAD = 5, 2
 PHYSICS_TASKS = [name for name in task_names() if "camera" not in name]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace.envs._observations import HeldObservations
-from headrace.envs.task import taken_actions
+from headrace.envs.task import select_actions
 from headrace.errors import ActionError
 
 N = 6
@@ -70,13 +70,13 @@ def test_actions_are_taken_as_in_plain_torch(data: st.DataObject) -> None:
     ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, N - 1)))), dtype=torch.int64)
     resting = [i for i in range(N) if i not in ids.tolist()]
     actions[resting] = float("nan")
-    given, chosen = taken_actions(actions, space, ids, torch.arange(N))
+    given, chosen = select_actions(actions, space, ids, torch.arange(N))
     assert given.data_ptr() == actions.data_ptr()
     assert torch.equal(chosen, actions[ids].double())
     if len(ids) and actions.numel():
         actions[int(ids[-1])] = data.draw(st.sampled_from([float("nan"), float("inf")]))
         with pytest.raises(ActionError, match=f"environment {int(ids[-1])} "):
-            taken_actions(actions, space, ids, torch.arange(N))
+            select_actions(actions, space, ids, torch.arange(N))
 
 
 @pytest.mark.parametrize("ids", [None, [0, 2, 5], [4]])

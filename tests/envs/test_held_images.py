@@ -141,19 +141,22 @@ def test_a_normalized_environment_keeps_frames_as_bytes_and_nothing_else(frames:
     assert {str(array.dtype).removeprefix("torch.") for array in large} == {"uint8"}
     (camera,) = env._held._cameras
     assert isinstance(camera, EnvImages)
-    assert [(p.data.dtype, p.data.nbytes) for p in camera.pixels.values()] == [(torch.uint8, size)]
+    assert [(p.copy().dtype, p._frames.nbytes) for p in camera.pixels.values()] == [(torch.uint8, size)]
 
 
 def test_a_step_with_an_end_writes_the_observation_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.history import ordered as _output
+    from headrace.history.ordered import OrderedFrames
 
     env = _make(2, normalize=True)
     env.reset()
     rows: list[int] = []
-    written = _output.normalize_rows
-    monkeypatch.setattr(
-        _output, "normalize_rows", lambda x, out, ids, to: rows.append(len(ids)) or written(x, out, ids, to)
-    )
+    written = OrderedFrames.gather_normalized
+
+    def count(frames, ids, out, to, pictures):
+        rows.append(frames.num_envs if ids is None else len(ids))
+        written(frames, ids, out, to, pictures)
+
+    monkeypatch.setattr(OrderedFrames, "gather_normalized", count)
     env.suspend([1, 2, 3])
     for _ in range(8):
         env.step(torch.zeros(NUM_ENVS, 1))

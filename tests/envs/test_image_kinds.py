@@ -163,8 +163,8 @@ def test_the_picture_shows_the_episodes_own_place_size_and_color():
 
 
 def test_what_a_picture_cannot_show_is_refused():
-    env = env_of({"policy": ImageSpec(camera=CAMERA)}, field="cam_fovy")
-    with pytest.raises(ConfigError, match="cam_fovy"):
+    env = env_of({"policy": ImageSpec(camera=CAMERA)}, field="cam_sensorsize")
+    with pytest.raises(ConfigError, match="cam_sensorsize"):
         env.reset()
     env.close()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import headrace
 from headrace.bridges import BridgeEnv
@@ -106,20 +105,13 @@ def test_a_task_that_gives_too_few_texts_is_named() -> None:
         BatchEnv(task, MujocoSim(task.model, 2, threads=1))
 
 
-class Opaque(VectorWrapper):
-    """A vector environment that cannot be taken apart by its type."""
-
-
 def _bridged(kind: str, told_in: str) -> BridgeEnv:
     factory = functools.partial(ToldEnv, told_in=told_in)
-    if kind in ("inline", "threads", "processes"):
-        return bridge([factory] * 4, seed=8, executor=kind, workers=None if kind == "inline" else 2)  # type: ignore[arg-type]
-    mode = AutoresetMode.DISABLED if kind == "vector" else AutoresetMode.SAME_STEP
-    return bridge(Opaque(SyncVectorEnv([factory] * 4, autoreset_mode=mode)), seed=8)
+    return bridge([factory] * 4, seed=8, executor=kind, workers=None if kind == "inline" else 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("told_in", ["obs", "info"])
-@pytest.mark.parametrize("kind", ["inline", "threads", "processes", "vector", "vector same step"])
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
 def test_bridged_environments_say_what_to_do_in_texts_of_observation_or_info(kind: str, told_in: str) -> None:
     env = _bridged(kind, told_in)
     assert "goal" not in env.single_observation_space.spaces, "tensors stay tensors"
@@ -149,11 +141,8 @@ def test_a_bridge_goes_on_from_a_snapshot_of_an_episode_with_another_instruction
         each.close()
 
 
-@pytest.mark.parametrize("kind", ["single", "vector"])
-def test_a_bridged_text_that_changes_within_an_episode_is_an_error(kind: str) -> None:
-    factories = [functools.partial(ToldEnv, fickle=True)] * 2
-    vector = SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
-    env = bridge(factories if kind == "single" else Opaque(vector), seed=8)
+def test_a_bridged_text_that_changes_within_an_episode_is_an_error() -> None:
+    env = bridge([functools.partial(ToldEnv, fickle=True)] * 2, seed=8)
     env.reset()
     with pytest.raises(EnvError, match=r"environment 0.*expected the instruction 'walk \d steps' for the whole"):
         env.step(torch.zeros(2, 2))

@@ -44,7 +44,7 @@ def test_a_task_that_raises_leaves_an_environment_that_says_so_until_all_are_res
     env.close()
 
 
-def test_a_compiled_step_that_is_interrupted_says_so_as_well(monkeypatch) -> None:
+def test_a_step_whose_physics_is_interrupted_says_so_as_well(monkeypatch) -> None:
     env = headrace.make("inverted-pendulum", 2)
     env.reset()
 
@@ -52,7 +52,7 @@ def test_a_compiled_step_that_is_interrupted_says_so_as_well(monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(env.sim, "advance", raise_)
+        patch.setattr(env.sim, "step", raise_)
         with pytest.raises(KeyboardInterrupt):
             env.step(torch.zeros(2, 1))
     with pytest.raises(LifecycleError, match="failed halfway"):

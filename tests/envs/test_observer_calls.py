@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.bench._builders import StepTimes
+from headrace.bench.builders import StepTimes
 from headrace.errors import StorageError
 from headrace.types import ResetRecord, StepRecord
 

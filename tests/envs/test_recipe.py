@@ -82,9 +82,9 @@ def test_an_environment_of_a_task_object_has_no_recipe() -> None:
         (lambda: EnvRecipe("ant", autoreset=3), errors.UnknownNameError, "unknown autoreset mode 3; choose from"),
         (lambda: EnvRecipe("gym:X-v0", executor="turbo"), errors.UnknownNameError, "unknown executor 'turbo'; choose"),
         (
-            lambda: EnvRecipe("envpool:X", executor="threads"),
+            lambda: EnvRecipe("tcp://host:7000", executor="threads"),
             errors.ConfigError,
-            "executor: expected none with 'envpool",
+            "executor: expected none with 'tcp:",
         ),
         (lambda: EnvRecipe("ant", device=7), errors.ConfigError, "device: expected a str, got 7"),
         (lambda: EnvRecipe("ant", final_obs="maybe"), errors.ConfigError, "final_obs: expected a bool, got 'maybe'"),

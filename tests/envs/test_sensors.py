@@ -119,7 +119,6 @@ def test_a_snapshot_continues_with_the_same_pictures() -> None:
     play(env, 4)
     state = env.state_dict()
     other = make(frames=2, **EVERYTHING)
-    other.reset()
     other.load_state_dict(state)
     for step, shown in enumerate(play(other, STEPS, first=4)):
         assert np.array_equal(shown, whole[5 + step])
@@ -231,3 +230,37 @@ def test_a_late_group_continues_from_a_snapshot_and_forgets_the_last_episode() -
 def test_a_delay_of_a_group_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="critic"):
         _terms(delays={"critic": 1})
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_any_order_of_pauses_late_pictures_and_snapshots_shows_the_same(case: int) -> None:
+    numbers = np.random.default_rng(case)
+    frames, count = int(numbers.integers(1, 5)), int(numbers.integers(2, 6))
+    settings = EVERYTHING | {"period": int(numbers.integers(1, 3)), "normalize": bool(case % 2)}
+
+    def begin(num_envs: int):
+        env = make(num_envs, frames=frames, threads=1 + num_envs % 2, **settings)
+        env.reset()
+        return env
+
+    whole = play(make(6, frames=frames, **settings), 14)
+    env = begin(count)
+    taken = np.zeros(count, np.int64)
+    for _ in range(40):
+        paused = torch.from_numpy(numbers.random(count) < 0.4) | torch.from_numpy(taken >= 14)
+        read = torch.from_numpy(numbers.random(count) < 0.3)
+        env.suspend(paused)
+        actions = torch.stack([act(count, int(step))[row] for row, step in enumerate(taken)])
+        shown = env.step(actions, observe=read).obs["policy"].numpy()
+        taken += ~paused.numpy()
+        env.resume(paused)
+        for row in (read & ~paused).nonzero()[:, 0].tolist():
+            assert np.array_equal(shown[row], whole[taken[row]][row])
+        if numbers.random() < 0.2:
+            saved, env = env.state_dict(), begin(count)
+            env.load_state_dict(saved)
+        if numbers.random() < 0.2:
+            rows = numbers.permutation(count)[: 1 + count // 2]
+            late = env.observe(torch.from_numpy(np.sort(rows)))["policy"].numpy()
+            assert all(np.array_equal(late[k], whole[taken[row]][row]) for k, row in enumerate(np.sort(rows)))
+    assert taken.min() > 6

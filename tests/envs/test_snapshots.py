@@ -13,15 +13,14 @@ import torch
 import headrace
 from headrace import errors
 from headrace._gymnasium_ids import IDS
-from headrace.testing._contract import require_same_tensors
-from headrace.testing._playing import next_actions
+from headrace.testing._contract import next_actions, require_same_tensors
 
 # what a new process does with a snapshot: load, go on, and save all that it saw
 PROGRAM = """
 import sys
 import torch
 import headrace
-from headrace.testing._playing import next_actions
+from headrace.testing._contract import next_actions
 
 folder = sys.argv[1]
 for task in sys.argv[2:]:

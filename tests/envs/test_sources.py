@@ -8,8 +8,8 @@ import pytest
 
 import headrace
 from headrace import EnvRecipe
-from headrace.envs.recipe import read_preset, resolve_source
-from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.envs.recipe import resolve_source
+from headrace.errors import ConfigError, UnknownNameError
 
 OWN = (
     "from headrace import TaskEntry, register_task\n"
@@ -53,17 +53,3 @@ def test_tasks_may_have_a_namespace_and_a_play_suffix_wherever_they_are_named(na
     env = headrace.make(name)
     assert type(env.task).__name__ == "Cartpole"
     env.close()
-
-
-def test_a_preset_is_a_file_of_settings(tmp_path: Path) -> None:
-    path = tmp_path / "quick.yaml"
-    path.write_text("episode_length: 50\nrewards:\n  alive.weight: 2.0\nrange: [0, 1]\n")
-    assert read_preset(path) == {"episode_length": 50, "rewards.alive.weight": 2.0, "range": [0, 1]}
-    path.write_text("- a list")
-    with pytest.raises(DataError, match="path: value"):
-        read_preset(path)
-    path.write_text("a: [")
-    with pytest.raises(DataError, match="expected YAML"):
-        read_preset(path)
-    with pytest.raises(DataError, match="No such file"):
-        read_preset(tmp_path / "none.yaml")

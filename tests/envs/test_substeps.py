@@ -107,7 +107,7 @@ def test_substeps_are_recorded_whoever_is_suspended(tmp_path) -> None:
     record(tmp_path / "plain", suspended=False)
     record(tmp_path / "masked", suspended=True)
     for one, other in zip(EpisodeDataset(tmp_path / "plain"), EpisodeDataset(tmp_path / "masked"), strict=True):
-        assert one.entry.sha256 == other.entry.sha256
+        assert one.entry.directory_sha256 == other.entry.directory_sha256
         states, substeps = one.read("states"), one.read("substeps")
         assert substeps.shape == (6, 5, states.shape[1])
         np.testing.assert_array_equal(substeps[:, -1], states[1:])

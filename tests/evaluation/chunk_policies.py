@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from script_env import Planner
 from torch import Tensor, nn
 
+from headrace.evaluation.scheduling import QueueState
 from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
@@ -119,3 +122,25 @@ class Stubborn:
             Path(self.sign).touch()
             time.sleep(60)
         return torch.full((len(context.env_ids), 4, 4), float(self.calls))
+
+
+@dataclass(frozen=True)
+class Every:
+    """A rule of a user's own: who waits is inferred at every ``period``-th step of the batch, or when none can act."""
+
+    period: int
+
+    def infer(self, queue: QueueState) -> np.ndarray:
+        due = queue.steps % self.period == 0 or not queue.can_act.any()
+        return queue.waiting if due else queue.nobody
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """One more: who waits is inferred once so many do, or when none can act."""
+
+    count: int
+
+    def infer(self, queue: QueueState) -> np.ndarray:
+        enough = int(queue.waiting.sum()) >= self.count or not queue.can_act.any()
+        return queue.waiting if enough else queue.nobody

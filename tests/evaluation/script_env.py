@@ -13,9 +13,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from flat import ask
 from headrace.envs.episodic_env import StageTimer
 from headrace.policies import Batching
-from headrace.policies.batching import ask
 from headrace.policies.engines import Reply, Request
 from headrace.policies.protocol import ChunkContext
 from headrace.types import EpisodeEnds, Ids, Obs, Step, StepInfo

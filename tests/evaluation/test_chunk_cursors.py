@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace.errors import LifecycleError
-from headrace.evaluation.cursors import ChunkLengths, Cursors
+from headrace.evaluation.scheduling import ChunkLengths, Cursors
 from headrace.types import Chunk
 
 CPU = torch.device("cpu")

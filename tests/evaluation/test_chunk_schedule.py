@@ -6,21 +6,21 @@ import math
 
 import numpy as np
 import pytest
+from chunk_policies import AtLeast, Every
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from script_env import LateEngine, Planner, ScriptEnv, expected_plays, length_of
 
 from flat import evaluate
 from headrace.errors import ConfigError, LifecycleError
-from headrace.evaluation.admission import (
+from headrace.evaluation.scheduling import (
     Admission,
     Greedy,
     Immediate,
-    Periodic,
     QueueState,
     Synchronized,
-    Threshold,
     WholeBatchOnAny,
+    make_admission,
 )
 
 SUSPENDING = [
@@ -28,10 +28,10 @@ SUSPENDING = [
     Immediate(),
     WholeBatchOnAny(),
     Synchronized(),
-    Periodic(1),
-    Periodic(5),
-    Threshold(2),
-    Threshold(99),
+    Every(1),
+    Every(5),
+    AtLeast(2),
+    AtLeast(99),
 ]
 
 
@@ -101,33 +101,12 @@ def test_every_episode_plays_its_own_chunks_whatever_the_rule_and_the_engine(
         assert counters.rows_wasted == 0
     assert counters.rows_inferred - counters.rows_wasted == len(asked)
     assert counters.env_steps == sum(ends)
-    assert counters.held_steps == 0
     # an answer is thrown away only if its episode ended before it took over
     if not rest["latency"]:
         assert counters.rows_discarded == 0
     if obs_steps == 1 and not isinstance(rule, WholeBatchOnAny):
         assert sorted(env.observed_steps) == sorted((e, s) for e, _, s in asked), "only what the model reads"
     assert not env.suspended.any(), "nothing is left suspended"
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    num_envs=st.integers(1, 5),
-    ends=st.lists(st.integers(1, 30), min_size=1, max_size=10),
-    lengths=_lengths(),
-    rule=st.sampled_from([Synchronized(holds=True), Periodic(1, holds=True), Periodic(4, holds=True)]),
-    delays=st.lists(st.integers(0, 9), max_size=4),
-)
-def test_hold_forms_finish_every_episode_and_count_their_junk(
-    num_envs: int, ends: list[int], lengths: dict[str, int], rule: Admission, delays: list[int]
-) -> None:
-    env = ScriptEnv(num_envs, lambda episode: ends[episode], holds=True)
-    planner = Planner(check=False, **lengths)
-    rest = {name: lengths[name] for name in ("execute", "offset", "latency")}
-    engine = LateEngine(planner, delays)
-    found = evaluate(env, planner, episodes=len(ends), admission=rule, engine=engine, progress=False, **rest)
-    assert [episode.length for episode in found.episodes] == ends
-    assert found.counters.env_steps + found.counters.held_steps == sum(ends)
 
 
 @settings(deadline=None, max_examples=40)
@@ -148,22 +127,14 @@ def test_with_a_history_only_the_observations_that_the_model_reads_are_asked_for
     assert all(length_of(e) - step < obs_steps for e, step in unread)
 
 
-def test_hold_actions_shift_an_episode_and_suspension_does_not() -> None:
-    """Why hold forms differ: what an episode plays depends on when its neighbors wait."""
-
+def test_an_episode_plays_the_same_beside_others() -> None:
     def played(num_envs: int, rule: Admission) -> dict[int, list[tuple[int, int]]]:
-        env = ScriptEnv(num_envs, lambda episode: 10 + 3 * episode, holds=rule.holds)
+        env = ScriptEnv(num_envs, lambda episode: 10 + 3 * episode)
         evaluate(env, Planner(6, 6, check=False), episodes=4, execute=6, admission=rule, progress=False)
         return env.played
 
-    for rule in (Synchronized(), Periodic(6), Greedy()):
+    for rule in (Synchronized(), Every(6), Greedy()):
         assert played(2, rule) == played(1, rule)
-    for held in (Synchronized(holds=True), Periodic(6, holds=True)):
-        alone, beside = played(1, held), played(2, held)
-        assert alone[0] == beside[0], "until its neighbors are out of phase nothing differs"
-        # episode 2 begins while episode 1 is in the middle of a chunk: it is held (zeros) until the batch is in phase
-        assert beside[2][0] == beside[2][1] == (0, 0)
-        assert beside[2] != alone[2]
 
 
 def test_greedy_breaks_up_a_convoy_so_that_model_and_physics_overlap() -> None:
@@ -240,8 +211,6 @@ def test_ctrl_c_returns_what_is_finished() -> None:
 
 def test_a_rule_that_never_infers_is_an_error_and_not_a_hang() -> None:
     class Never:
-        holds = False
-
         def infer(self, queue: QueueState) -> np.ndarray:
             return queue.nobody
 
@@ -252,8 +221,6 @@ def test_a_rule_that_never_infers_is_an_error_and_not_a_hang() -> None:
 def test_a_rule_that_stops_in_the_middle_leaves_nobody_suspended() -> None:
     class Once:
         """Infers the first environment, once."""
-
-        holds = False
 
         def infer(self, queue: QueueState) -> np.ndarray:
             return queue.waiting & (np.arange(2) == 0) if queue.steps == 0 else queue.nobody
@@ -279,14 +246,10 @@ def test_a_plan_is_a_number_or_ids(episodes: object) -> None:
     [
         ({"execute": 5}, r"horizon: expected at least offset \+ execute \+ latency = 5 rows, got 4"),
         ({"execute": 3, "offset": 2}, "= 5 rows, got 4"),
-        ({"execute": 0}, "expected horizon and execute of at least 1"),
+        ({"execute": 0}, "expected at least 1, 1, 0 and 0"),
         ({"execute": 2, "latency": 2}, "latency: expected less than execute = 2"),
         ({"execute": 2, "ensemble_decay": 0.01}, "ensemble_decay: expected execute=1"),
         ({"execute": 1, "ensemble_decay": float("inf")}, "ensemble decay: expected a finite number"),
-        (
-            {"execute": 1, "ensemble_decay": 0.1, "admission": Periodic(2, holds=True)},
-            "expected a rule that suspends, got",
-        ),
         ({"execute": 2, "timeout": 0.0}, "timeout: expected more than 0 seconds"),
         ({"execute": 2, "timeout": float("inf")}, "timeout: expected more than 0 seconds"),
         ({"execute": 2, "batching": "strictly"}, "batching mode: expected 'fast' or 'strict', got 'strictly'"),
@@ -314,7 +277,9 @@ def test_the_environment_must_not_reset_itself_and_must_take_the_policys_actions
         evaluate(ScriptEnv(2), Planner(4, 4, action_dim=3), episodes=1, execute=4, progress=False)
 
 
-@pytest.mark.parametrize("build", [lambda: Periodic(0), lambda: Threshold(0)])
-def test_rules_refuse_numbers_that_cannot_work(build: object) -> None:
-    with pytest.raises(ConfigError, match="expected at least 1"):
-        build()  # type: ignore[operator]  # a lambda
+def test_a_rule_of_0_2_that_holds_is_refused() -> None:
+    class Holds(Every):
+        holds = True
+
+    with pytest.raises(ConfigError, match="rules that hold are gone"):
+        make_admission(Holds(4))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from chunk_policies import Attention
+from chunk_policies import AtLeast, Attention, Every
 from torch import Tensor
 
 import headrace
@@ -17,13 +17,11 @@ from headrace.envs.task import Rows
 from headrace.envs.tasks.walking import Ant, AntCfg
 from headrace.evaluation import EpisodeResult, Evaluation
 from headrace.evaluation._result import Counters
-from headrace.evaluation.admission import (
+from headrace.evaluation.scheduling import (
     Admission,
     Greedy,
     Immediate,
-    Periodic,
     Synchronized,
-    Threshold,
     WholeBatchOnAny,
 )
 from headrace.policies import Batching, as_chunk_policy
@@ -83,7 +81,7 @@ def test_strict_tables_do_not_depend_on_the_batch_or_the_engine(
     assert _evaluated(num_envs, engine=engine).episodes == alone
 
 
-@pytest.mark.parametrize("rule", [Immediate(), WholeBatchOnAny(), Synchronized(), Periodic(3), Threshold(4)], ids=str)
+@pytest.mark.parametrize("rule", [Immediate(), WholeBatchOnAny(), Synchronized(), Every(3), AtLeast(4)], ids=str)
 @pytest.mark.parametrize(("num_envs", "engine"), [(3, "inline"), (16, "thread")])
 def test_strict_tables_do_not_depend_on_the_rule(
     rule: Admission, num_envs: int, engine: str, alone: list[EpisodeResult]
@@ -117,12 +115,6 @@ def test_ensembling_changes_the_episodes_but_not_their_independence(alone: list[
         (16, WholeBatchOnAny(), "inline"),
     ):
         assert _evaluated(num_envs, execute=1, ensemble_decay=0.01, admission=rule, engine=engine).episodes == blended
-
-
-def test_hold_actions_change_the_episodes_with_the_number_of_environments(alone: list[EpisodeResult]) -> None:
-    held = _evaluated(3, admission=Synchronized(holds=True)).episodes
-    assert held != alone
-    assert held != _evaluated(16, admission=Synchronized(holds=True)).episodes
 
 
 def test_fast_tables_are_close(alone: list[EpisodeResult]) -> None:
@@ -195,7 +187,6 @@ def test_the_summary_has_every_figure() -> None:
         "camera frames drawn",
         "env-steps per second",
         "idle share",
-        "wasted share",
         "in physics",
         "in policy",
         "in wait",
@@ -205,7 +196,6 @@ def test_the_summary_has_every_figure() -> None:
     assert found.success_rate.low <= found.success_rate.value <= found.success_rate.high
     spent = found.counters.stages
     assert sum(spent.values()) <= found.counters.seconds, "inline, stages follow each other"
-    assert found.wasted_share == 0.0
     assert 0.0 <= found.idle_share < 1.0
 
 
@@ -223,7 +213,7 @@ def test_the_summary_of_nothing_has_dashes() -> None:
 
 
 def test_the_progress_bar_shows_rate_and_running_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.evaluation import _progress as progress
+    from headrace.evaluation import player as progress
 
     shown: list[str] = []
     monkeypatch.setattr(progress, "_REFRESH", 0.0)

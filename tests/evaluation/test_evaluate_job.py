@@ -12,7 +12,7 @@ import headrace
 from flat import evaluate
 from headrace.errors import ConfigError, HeadraceError, PolicyError
 from headrace.evaluation import Evaluation
-from headrace.evaluation.admission import Greedy
+from headrace.evaluation.scheduling import Greedy
 from headrace.learning import PPOCfg
 from headrace.policies import Batching, ObservationMap
 from headrace.policies.act import ActCfg, ActPolicy, save_policy

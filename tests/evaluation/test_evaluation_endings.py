@@ -9,22 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from chunk_policies import Broken, SlowStart
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from rich.console import Console
 from script_env import Planner, ScriptEnv, length_of
 from torch import Tensor
 
 import headrace
 from flat import evaluate
-from headrace.errors import ConfigError, EnvError, EvaluationError, HeadraceError, PolicyError
+from headrace.errors import EnvError, EvaluationError, HeadraceError, PolicyError
 from headrace.evaluation import Evaluation
-from headrace.evaluation.admission import Synchronized
-from headrace.policies import Batching
 from headrace.policies import engines as _engines
-from headrace.policies.engines import Engine, InlineEngine, register_engine
-from headrace.policies.protocol import ChunkContext, ChunkPolicy
+from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
 
@@ -97,35 +92,6 @@ def test_the_table_does_not_depend_on_num_envs_by_default_and_fast_says_so() -> 
     assert "fast: last bits depend on the batch" in _shown(fast)
 
 
-class Opaque(VectorWrapper):
-    """A vector environment that cannot be taken apart: its suspended environments drift."""
-
-
-def _held(count: int) -> object:
-    import gymnasium
-
-    made = [lambda: gymnasium.make("Pendulum-v1", max_episode_steps=20)] * count
-    return headrace.bridge(Opaque(SyncVectorEnv(made, autoreset_mode=AutoresetMode.DISABLED)), autoreset="disabled")
-
-
-def _swing(obs: Obs, context: ChunkContext) -> Tensor:
-    return torch.zeros(len(context), 5, 1)
-
-
-def test_a_bridge_that_only_holds_is_refused_unless_asked_and_the_result_says_so() -> None:
-    from headrace.policies import as_chunk_policy
-
-    policy = as_chunk_policy(_swing, horizon=5, action_dim=1)
-    env = _held(3)
-    with pytest.raises(ConfigError, match=r"got a bridge with fidelity 'hold'.*allow_hold=True"):
-        evaluate(env, policy, episodes=3, execute=5, progress=False)  # type: ignore[arg-type]
-    found = evaluate(env, policy, episodes=3, execute=5, allow_hold=True, progress=False)  # type: ignore[arg-type]
-    assert found.fidelity == "hold"
-    assert "results are not exact" in _shown(found)
-    alone = evaluate(_held(1), policy, episodes=2, execute=5, progress=False)  # type: ignore[arg-type]
-    assert len(alone.episodes) == 2, "one environment that waits is not stepped: nothing drifts"
-
-
 @pytest.mark.parametrize("engine", ["inline", "thread", "process"])
 def test_a_stuck_policy_is_given_up_after_the_time_out(engine: str, tmp_path: Path) -> None:
     begin = time.perf_counter()
@@ -140,7 +106,10 @@ def test_a_stuck_policy_is_given_up_after_the_time_out(engine: str, tmp_path: Pa
     assert time.perf_counter() - begin < 50, "the call takes a minute"
 
 
-def test_ctrl_c_on_a_stuck_thread_returns_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_ctrl_c_on_a_stuck_policy_returns_what_is_finished(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import os
     import signal
 
@@ -156,7 +125,7 @@ def test_ctrl_c_on_a_stuck_thread_returns_what_is_finished(tmp_path: Path, monke
     presses = threading.Thread(target=press)
     presses.start()
     policy = Broken("sleeps", at=2, sign=str(sign))
-    found = evaluate(ScriptEnv(3, holds=True), policy, episodes=9, execute=4, engine="thread", progress=False)
+    found = evaluate(ScriptEnv(3, holds=True), policy, episodes=9, execute=4, engine=engine, progress=False)
     presses.join()
     assert found.status == "interrupted"
     assert found.episodes
@@ -180,61 +149,3 @@ def test_numpy_answers_are_taken() -> None:
 
     plan.horizon, plan.action_dim = 4, 4  # type: ignore[attr-defined]  # as a policy says them
     assert len(evaluate(ScriptEnv(3), plan, episodes=7, execute=4, progress=False).episodes) == 7  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("hold", ["last", "zero", "function"])
-def test_waiting_environments_of_a_hold_form_play_the_chosen_action(hold: str) -> None:
-    env = ScriptEnv(3, holds=True)
-    seen: list[Tensor] = []
-    step = env.step
-
-    def spy(actions: Tensor, observe: Tensor | None = None) -> object:
-        seen.append(actions.clone())
-        return step(actions, observe)
-
-    env.step = spy  # type: ignore[method-assign]  # to look at what is played
-    chosen = (lambda obs, last: obs["policy"].repeat(1, 2) + 0.5) if hold == "function" else hold
-    found = evaluate(
-        env,
-        Planner(4, 4, check=False),
-        episodes=9,
-        execute=4,
-        admission=Synchronized(holds=True),
-        hold_action=chosen,  # type: ignore[arg-type]  # a name or a function
-        progress=False,
-    )
-    assert found.counters.held_steps > 0
-    played = torch.cat(seen)
-    halves = ((played * 2) % 2 == 1).all(dim=1)
-    assert bool(halves.any()) == (hold == "function"), "only the function plays halves"
-    with pytest.raises(ConfigError, match=r"hold_action: expected actions \(\d, 4\), got"):
-        evaluate(
-            ScriptEnv(3, holds=True),
-            Planner(4, 4, check=False),
-            episodes=9,
-            execute=4,
-            admission=Synchronized(holds=True),
-            hold_action=lambda obs, last: last[:, :2],
-            progress=False,
-        )
-
-
-def test_users_register_engines_of_their_own() -> None:
-    made: list[float | None] = []
-
-    def make(policy: ChunkPolicy, batching: Batching, timeout: float | None) -> Engine:
-        made.append(timeout)
-        return InlineEngine(policy, batching)
-
-    register_engine("mine", make)
-    assert (
-        len(
-            evaluate(
-                ScriptEnv(2), Planner(4, 4), episodes=3, execute=4, engine="mine", timeout=3, progress=False
-            ).episodes
-        )
-        == 3
-    )
-    assert made == [3]
-    with pytest.raises(ConfigError, match="engine 'inline': there is one already"):
-        register_engine("inline", make)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,9 +21,11 @@ from faulty_disk import FaultyDisk
 from flat import evaluate
 from headrace import files, load_policy
 from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
-from headrace.evaluation import Evaluation
-from headrace.evaluation._journal import read_journal
+from headrace.evaluation import Evaluation, merge
+from headrace.evaluation._journal import Header, Journal, numeric_fingerprint, read_journal
 from headrace.policies import as_chunk_policy
+
+HEADER = Header(identity={"policy": "one"}, circumstances={})
 
 
 def _played(path: Path | None, *, stop: int | None = None, episodes: object = 23, **more: object) -> Evaluation:
@@ -87,7 +90,7 @@ def test_a_header_that_was_cut_off_is_written_again(size: int, tmp_path: Path) -
 def test_parts_that_were_played_apart_merge_to_the_whole_table(tmp_path: Path) -> None:
     for name, ids in (("a", range(12)), ("b", range(10, 23))):
         _played(tmp_path / name, episodes=ids)
-    merged = headrace.evaluation.merge(tmp_path / "a", tmp_path / "b")
+    merged = merge(tmp_path / "a", tmp_path / "b")
     assert merged.episodes == _played(None, policy_id=None).episodes
     assert (merged.status, merged.plan) == ("completed", tuple(range(23)))
     assert merged.mean_reward is not None
@@ -96,18 +99,18 @@ def test_parts_that_were_played_apart_merge_to_the_whole_table(tmp_path: Path) -
     text = (tmp_path / "b").read_text().replace('"length": ', '"length": 1')
     (tmp_path / "b").write_text(text)
     with pytest.raises(DataError, match="b: episode 10 was played twice with different results"):
-        headrace.evaluation.merge(tmp_path / "a", tmp_path / "b")
+        merge(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_journal_knows_its_plan_so_that_a_part_that_was_cut_off_has_no_rates(tmp_path: Path) -> None:
     _played(tmp_path / "a", episodes=range(12))
     _played(tmp_path / "b", episodes=range(12, 23), stop=5)
-    cut = headrace.evaluation.merge(tmp_path / "a", tmp_path / "b")
+    cut = merge(tmp_path / "a", tmp_path / "b")
     assert (cut.status, cut.planned) == ("interrupted", 23)
     assert cut.unfinished > 0
     assert (cut.success_rate, cut.mean_reward, cut.iqm_reward, cut.mean_length) == (None, None, None, None)
     _played(tmp_path / "b", episodes=range(12, 23), resume=True)
-    assert headrace.evaluation.merge(tmp_path / "a", tmp_path / "b").unfinished == 0
+    assert merge(tmp_path / "a", tmp_path / "b").unfinished == 0
     # a journal that is resumed with a larger plan and cut off again has planned both
     _played(tmp_path / "a", episodes=[*range(12), 30, 32], resume=True, stop=0)
     grown = Evaluation.load(tmp_path / "a")
@@ -145,16 +148,14 @@ def test_a_saved_evaluation_is_read_back_whole(tmp_path: Path) -> None:
 def test_saved_evaluations_and_journals_merge_in_any_order_and_again(tmp_path: Path) -> None:
     parts = [_played(None, episodes=ids) for ids in (range(8), range(8, 16), range(14, 23))]
     whole = _played(None)
-    merged = Evaluation.merge(parts)
+    merged = merge(*parts)
     assert merged.episodes == whole.episodes
     assert merged.counters.env_steps == sum(part.counters.env_steps for part in parts)
     assert merged.counters.stages.keys() == whole.counters.stages.keys()
-    assert Evaluation.merge([parts[2], Evaluation.merge(parts[:2])]).episodes == whole.episodes
+    assert merge(parts[2], merge(*parts[:2])).episodes == whole.episodes
     _played(tmp_path / "journal", episodes=range(8))
     parts[1].save(tmp_path / "saved.json")
-    both = headrace.evaluation.merge(
-        tmp_path / "journal", tmp_path / "saved.json", parts[2], output=tmp_path / "all.json"
-    )
+    both = merge(tmp_path / "journal", tmp_path / "saved.json", parts[2], output=tmp_path / "all.json")
     assert both.episodes == whole.episodes
     assert both.counters.env_steps == 0, "the journal's cost is not known, so no part of it passes for all"
     assert "env-steps" not in _printed(both)
@@ -164,15 +165,15 @@ def test_saved_evaluations_and_journals_merge_in_any_order_and_again(tmp_path: P
 def test_what_does_not_belong_together_is_not_merged(tmp_path: Path) -> None:
     one = _played(None, episodes=range(4))
     with pytest.raises(ConfigError, match="part 2: expected an evaluation of policy 'planner', got one of 'other'"):
-        Evaluation.merge([one, _played(None, episodes=range(4, 8), policy_id="other")])
+        merge(one, _played(None, episodes=range(4, 8), policy_id="other"))
     with pytest.raises(ConfigError, match="part 2: expected an evaluation with an identity"):
-        Evaluation.merge([one, _played(None, episodes=range(4, 8), policy_id=None)])
+        merge(one, _played(None, episodes=range(4, 8), policy_id=None))
     with pytest.raises(ConfigError, match="expected at least one evaluation"):
-        Evaluation.merge([])
+        merge()
     assert one.circumstances is not None
     elsewhere = replace(_played(None, episodes=range(4, 8)), circumstances=one.circumstances | {"processor": "another"})
     with pytest.warns(UserWarning, match="part 2: played under other circumstances: processor"):
-        merged = Evaluation.merge([one, elsewhere])
+        merged = merge(one, elsewhere)
     assert merged.circumstances is not None
     assert merged.circumstances["processor"] == [one.circumstances["processor"], "another"]
 
@@ -181,10 +182,10 @@ def test_rewards_that_are_not_numbers_equal_themselves(tmp_path: Path) -> None:
     one = _played(None, episodes=range(4))
     broken = replace(one, episodes=[replace(row, reward=float("nan")) for row in one.episodes])
     broken.save(tmp_path / "nan.json")
-    again = Evaluation.merge([broken, Evaluation.load(tmp_path / "nan.json")])
+    again = merge(broken, Evaluation.load(tmp_path / "nan.json"))
     assert all(math.isnan(row.reward) for row in again.episodes)
     with pytest.raises(DataError, match="episode 0 was played twice"):
-        Evaluation.merge([broken, one])
+        merge(broken, one)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +196,8 @@ def test_rewards_that_are_not_numbers_equal_themselves(tmp_path: Path) -> None:
         ({"plan": [[0, 10**15]]}, "expected a plan of"),
         ({"plan": None}, "expected a plan of"),
         ({"status": "done"}, "expected a status of"),
-        ({"episodes": [{"episode_id": 0}]}, "expected rows with episode_id, seed"),
-        ({"identity": 3}, "expected identity and circumstances as objects"),
+        ({"episodes": [{"episode_id": 0}]}, "episode: seed: it is missing"),
+        ({"identity": 3}, "identity: expected an object"),
         ({"counters": {"wrong": 1}}, "not a saved evaluation, or damaged"),
     ],
 )
@@ -257,6 +258,60 @@ def test_a_module_is_told_apart_by_its_weights_and_other_circumstances_are_warne
                 evaluate(env, policy, episodes=ids, **settings)  # type: ignore[arg-type]
         env.close()
     assert tables[1][:2] == tables[0]
+
+
+def test_other_instructions_change_the_numeric_fingerprint_and_resume_and_merge_warn(tmp_path: Path) -> None:
+    show = "from headrace.evaluation._journal import numeric_fingerprint; print(numeric_fingerprint())"
+    limited = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    elsewhere, alone = (
+        subprocess.run(
+            [sys.executable, "-c", show], env={**os.environ, **more}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for more in (limited, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    )
+    path, here = tmp_path / "table.jsonl", numeric_fingerprint()
+    assert alone == here != elsewhere
+    _played(path, episodes=range(4))
+    one = Evaluation.load(path)
+    assert one.circumstances is not None
+    assert (one.circumstances["numerics"], one.circumstances["torch_threads"]) == (here, torch.get_num_threads())
+    path.write_text(path.read_text().replace(here, elsewhere))
+    with pytest.warns(UserWarning, match=f"other circumstances: numerics '{elsewhere}' → '{here}'"):
+        _played(path, episodes=range(4), resume=True)
+    two = replace(_played(None, episodes=range(4, 8)), circumstances=one.circumstances | {"numerics": elsewhere})
+    with pytest.warns(UserWarning, match="part 2: played under other circumstances: numerics"):
+        merge(one, two)
+
+
+def test_a_forked_child_neither_writes_nor_holds_the_journal(tmp_path: Path) -> None:
+    row = _played(None, episodes=range(1)).episodes
+    path = tmp_path / "table.jsonl"
+    reading, writing = os.pipe()
+    hold, release = os.pipe()
+    with Journal(path, HEADER, range(2), resume=False) as journal:
+        journal.add(row)  # from now on there is a thread that syncs
+        child = os.fork()
+        if child == 0:
+            os.close(release)
+            try:
+                with journal:
+                    journal.add(row)
+            except LifecycleError as error:
+                os.write(writing, str(error).encode())
+            os.close(writing)
+            os.read(hold, 1)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            assert "belongs to process" in pipe.read()
+        with pytest.raises(LifecycleError, match="another process is writing"):
+            Journal(path, HEADER, range(2), resume=True)
+        journal.add([replace(row[0], episode_id=1)])
+    with Journal(path, HEADER, range(2), resume=True) as again:  # the child lives
+        assert [row.episode_id for row in again.rows] == [0, 1]
+    os.close(release)
+    os.close(hold)
+    os.waitpid(child, 0)
 
 
 def test_two_processes_cannot_write_one_journal_at_the_same_time(tmp_path: Path) -> None:

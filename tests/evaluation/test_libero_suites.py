@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import headrace
+from headrace.bench import report
 from headrace.cli.main import main
 from headrace.errors import ConfigError, HeadraceError, UnknownNameError
 from headrace.evaluation import JournalCfg, PlayCfg, merge
@@ -18,8 +21,9 @@ from headrace.evaluation.libero import PROTOCOLS, compare_sims, libero_suite
 from headrace.evaluation.suites import evaluate_suite
 from headrace.policies import ObservationMap
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "tasks" / "libero"))
-from scene import write_scene
+sys.path[:0] = [str(Path(__file__).parents[1] / "envs" / "tasks" / "libero"), str(Path(__file__).parent)]
+from oft_pictures import SMALL, picture  # noqa: E402
+from scene import write_scene  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +31,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_LIBERO_EXPORT", str(tmp_path))
     write_scene(tmp_path / "libero_spatial-0.npz", "turnoff")
     for index in range(1, 10):
-        (tmp_path / f"libero_spatial-{index}.npz").symlink_to(tmp_path / "libero_spatial-0.npz")
+        shutil.copy(tmp_path / "libero_spatial-0.npz", tmp_path / f"libero_spatial-{index}.npz")
     return tmp_path
 
 
@@ -113,9 +117,40 @@ def test_the_policy_receives_pictures_mirrored_and_padded_as_openpi_sends_them()
     assert PROTOCOLS["openpi"].mapping.flips == ("columns",)
 
 
+def test_the_policy_receives_pictures_as_openvla_oft_makes_them_with_tensorflow() -> None:
+    recorded = np.load(Path(__file__).with_name("oft_pictures.npz"))
+    rules = replace(PROTOCOLS["oft"].mapping, keys={"x": "camera"}, flips=(), image_size=(SMALL, SMALL))
+    images = {"camera": torch.from_numpy(picture()[None])}
+    whole, cut = (replace(rules, crop=crop).fill(images)["x"][0].astype(int) for crop in (None, rules.crop))
+    apart = {form: np.abs(cut - recorded[form]) for form in ("accurate", "fast")}
+    assert apart["accurate"].max() <= 2
+    assert apart["accurate"].mean() < 0.5
+    assert apart["fast"].mean() < 2  # the fast transform's own error, on a picture of hard edges
+    assert np.abs(whole - recorded["accurate"]).mean() > 5
+    assert rules.crop == 0.9
+
+
+def test_a_report_shows_a_perturbed_suite_by_task_with_paired_differences(exported: Path) -> None:
+    for name, perturb in (("plain", ()), ("moved", ("init",))):
+        rows = libero_suite("libero_spatial", "openpi", 4, perturb)[:2]
+        rows = tuple(replace(row, overrides={**row.overrides, "episode_length": 2, "cameras": ()}) for row in rows)
+        play = PlayCfg(execute=5, horizon=5, policy_id="w")
+        evaluate_suite(rows, wander, play=play, output=exported / name, num_envs=4, progress=False)
+    report([exported / "plain", exported / "moved"], output=exported / "page.html")
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", (exported / "page.html").read_text())
+    assert "w perturb=[&quot;init&quot;]" in cells
+    at = cells.index("all of 2 tasks")
+    assert cells[at + 1 : at + 3] == ["0% [0%, 32%]", "0% [0%, 32%]; +0% [-32%, +32%] over 8 pairs"]
+    with pytest.raises(UnknownNameError, match="instruction"):
+        libero_suite("libero_spatial", perturb=("words",))
+    with pytest.raises(ConfigError, match="perturb"):
+        headrace.EnvRecipe("libero_spatial/0", sim="mujoco-3.3", overrides={"perturb": ["init"]}).make()
+
+
 def test_the_command_refuses_what_does_not_fit_before_anything_is_built(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "libero_spatial", "--protocol", "nobody"]) == 2
     assert main(["evaluate", "ant", "--trials", "3"]) == 2
+    assert main(["evaluate", "libero_spatial", "--perturb", "camera,words"]) == 2
     assert main(["evaluate", "libero_spatial", "--episodes", "3"]) == 2
     told = capsys.readouterr().err
     assert "unknown protocol" in told

@@ -14,8 +14,8 @@ import pytest
 from faulty_disk import FaultyDisk
 from headrace import files
 from headrace.errors import StorageError
-from headrace.evaluation import _synced_file
-from headrace.evaluation._synced_file import WITHIN_S, SyncedFile
+from headrace.evaluation import _journal
+from headrace.evaluation._journal import WITHIN_S, SyncedFile
 
 
 class WatchedDisk(files.Disk):
@@ -56,8 +56,8 @@ def test_content_is_in_the_file_at_once_and_on_disk_after_close_with_few_syncs(p
 
 @pytest.mark.parametrize("seconds", [0.0, 0.03, 0.15])
 def test_what_is_older_than_the_bound_is_on_disk_when_an_append_returns(path, monkeypatch, seconds):
-    monkeypatch.setattr(_synced_file, "WITHIN_S", 0.1)
-    monkeypatch.setattr(_synced_file, "_LINGER_S", 0.05)
+    monkeypatch.setattr(_journal, "WITHIN_S", 0.1)
+    monkeypatch.setattr(_journal, "_LINGER_S", 0.05)
     disk = WatchedDisk(seconds)
     monkeypatch.setattr(files, "disk", disk)
     file, ends = SyncedFile(path), []
@@ -75,7 +75,7 @@ def test_what_is_older_than_the_bound_is_on_disk_when_an_append_returns(path, mo
 
 
 def test_a_failed_sync_cuts_the_file_to_what_is_on_disk_and_the_next_call_says_so(path, monkeypatch):
-    monkeypatch.setattr(_synced_file, "_LINGER_S", 0.0)
+    monkeypatch.setattr(_journal, "_LINGER_S", 0.0)
     file = SyncedFile(path)
     monkeypatch.setattr(files, "disk", FaultyDisk(errno.EIO, at="sync"))
     with pytest.raises(StorageError, match="the disk failed; make room and resume"):  # noqa: PT012  (which call is open)
@@ -122,7 +122,7 @@ def test_whatever_ends_the_thread_is_raised_and_nothing_hangs(path, monkeypatch)
 
 def test_a_kill_loses_nothing_that_an_append_has_returned_for(path):
     program = (
-        "import sys; from pathlib import Path; from headrace.evaluation._synced_file import SyncedFile\n"
+        "import sys; from pathlib import Path; from headrace.evaluation._journal import SyncedFile\n"
         "file = SyncedFile(Path(sys.argv[1]))\n"
         "for number in range(10**9): file.append(b'%09d\\n' % number); print(number, flush=True)"
     )
@@ -146,7 +146,7 @@ def test_a_disk_that_hangs_is_given_up(path, monkeypatch):
 
     monkeypatch.setattr(files, "disk", HungDisk())
     for name, seconds in (("WITHIN_S", 0.05), ("_LINGER_S", 0.02), ("STALL_S", 0.2)):
-        monkeypatch.setattr(_synced_file, name, seconds)
+        monkeypatch.setattr(_journal, name, seconds)
     file, began = SyncedFile(path), time.monotonic()
 
     def append_many() -> None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.errors import DataError, DtypeError
-from headrace.history import CircularBuffer, DelayBuffer, FrameStack
+from headrace.errors import DataError
+from headrace.history import CircularBuffer, FrameStack
 from headrace.types import StackSpec
 
 N = 3
-STORED_ONLY = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
+STORED_ONLY = [
+    torch.bool,
+    torch.complex64,
+    torch.bfloat16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
 
 
 def frames(step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -40,49 +49,33 @@ def test_a_circular_buffer_goes_on_from_its_state_bit_for_bit(stack_dim, appende
     assert torch.equal(one.lengths, other.lengths)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 6])
-def test_a_delay_goes_on_from_its_state_bit_for_bit(steps) -> None:
-    one, other = DelayBuffer(2, N), DelayBuffer(2, N)
-    one.set_lag(torch.tensor([2, 0, 1]))
-    for step in range(steps):
-        one.compute(frames(step))
-    other.load_state_dict(one.state_dict())
-    for step in range(6, 9):
-        assert torch.equal(one.compute(frames(step)), other.compute(frames(step)))
-
-
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
-    buffer, delay = CircularBuffer(3, N, stack_dim=-1), DelayBuffer(2, N)
+    buffer = CircularBuffer(3, N, stack_dim=-1)
     for step in range(4):
         buffer.append(frames(step))
-        delay.compute(frames(step))
-    kept, late = buffer.state_dict(), delay.state_dict()
+    kept = buffer.state_dict()
     longer, wider = CircularBuffer(4, N, stack_dim=-1), CircularBuffer(3, N + 1, stack_dim=-1)
     longer.append(frames(0))
     wider.append(torch.zeros(N + 1, 4))
     for bad in (longer.state_dict(), wider.state_dict(), {}, {**kept, "frames": 3}, {"frames": kept["frames"]}):
         with pytest.raises(DataError):
             buffer.load_state_dict(bad)
-    for bad in ({}, {**late, "frames": late["frames"][:, :2]}, {**late, "lags": None}):
-        with pytest.raises(DataError):
-            delay.load_state_dict(bad)
     assert all(torch.equal(value, kept[name]) for name, value in buffer.state_dict().items())
-    assert all(torch.equal(value, late[name]) for name, value in delay.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", STORED_ONLY)
 @pytest.mark.parametrize("stack_dim", [None, -1])
 def test_dtypes_that_torch_can_only_store_are_kept_bit_for_bit(dtype, stack_dim) -> None:
     plain, rare = CircularBuffer(3, N, stack_dim=stack_dim), CircularBuffer(3, N, stack_dim=stack_dim)
-    late = DelayBuffer(2, N)
-    late.set_lag(1)
+    late = CircularBuffer(3, N)
     spec = StackSpec(frames=3, dim=-1)
     stack = FrameStack(spec, num_envs=N, frame_shape=(4,), dtype=dtype)
     for step in range(5):
         plain.append(frames(step))
         rare.append(frames(step, dtype))
         stack.append(frames(step, dtype))
-        assert same(late.compute(frames(step, dtype)), frames(max(step - 1, 0), dtype))
+        late.append(frames(step, dtype))
+        assert same(late[1], frames(max(step - 1, 0), dtype))
         for ids in ([1], torch.tensor([True, False, True])):
             if step == 2:
                 for buffer in (plain, rare, stack, late):
@@ -90,7 +83,7 @@ def test_dtypes_that_torch_can_only_store_are_kept_bit_for_bit(dtype, stack_dim)
                 plain.append(frames(9))
                 rare.append(frames(9, dtype))
                 stack.append(frames(9, dtype))
-                late.compute(frames(2, dtype))
+                late.append(frames(2, dtype))
     assert same(rare.buffer, plain.buffer.to(dtype))
     assert same(rare[1], plain[1].to(dtype))
     assert same(rare.peek(frames(8, dtype)), plain.peek(frames(8)).to(dtype))
@@ -101,48 +94,32 @@ def test_dtypes_that_torch_can_only_store_are_kept_bit_for_bit(dtype, stack_dim)
     assert same(restored.buffer, rare.buffer)
 
 
-def test_other_dtypes_are_refused_at_the_first_append() -> None:
-    strange = torch.zeros(N, 4, dtype=torch.float4_e2m1fn_x2)
-    for call in (CircularBuffer(2, N).append, DelayBuffer(1, N).compute):
-        with pytest.raises(DtypeError, match="float4_e2m1fn_x2; convert"):
-            call(strange)
-
-
 def test_a_first_use_inside_inference_mode_does_not_break_later_use() -> None:
     with torch.inference_mode():
-        buffer, delay = CircularBuffer(3, N, stack_dim=-1), DelayBuffer(2, N)
+        buffer = CircularBuffer(3, N, stack_dim=-1)
         stack = FrameStack(StackSpec(frames=2, dim=-1), num_envs=N, frame_shape=(4,), dtype=torch.float32)
         buffer.append(frames(0))
-        delay.compute(frames(0))
         stack.append(frames(0))
-        stack.skip([1])
-        stack.fill(stack.missing(), frames(1)[[1]])
     for ids in (None, [0], torch.tensor([True, False, True])):
-        for each in (buffer, delay, stack):
+        for each in (buffer, stack):
             each.reset(ids)
         buffer.append(frames(1))
         stack.append(frames(1))
-        delay.set_lag(1)
-        assert torch.equal(delay.compute(frames(1))[0], frames(1)[0])
         assert torch.equal(buffer[0], frames(1))
-        stack.skip([1])
-        stack.fill(stack.missing(), frames(1)[[1]])
         assert torch.equal(stack.observe()[1], frames(1)[1].repeat(2))
 
 
 def test_no_history_of_gradients_is_kept() -> None:
     weights = torch.ones(N, 4, requires_grad=True)
-    buffer, delay = CircularBuffer(3, N), DelayBuffer(2, N)
+    buffer = CircularBuffer(3, N)
     stack = FrameStack(StackSpec(frames=2, dim=-1), num_envs=N, frame_shape=(4,), dtype=torch.float32)
-    delay.set_lag(1)
     for step in range(4):
         rows = weights * step
         assert rows.requires_grad
         buffer.append(rows)
         buffer.append(rows[:1], [0])
         stack.append(rows)
-        late = delay.compute(rows)
-        assert not late.requires_grad
-        assert late[0, 0] == max(step - 1, 0)
-    for kept in (buffer.buffer, buffer[0], buffer.peek(rows), stack.observe(), delay.state_dict()["frames"]):
+        assert not buffer[1].requires_grad
+        assert buffer[1][1, 0] == max(step - 1, 0)
+    for kept in (buffer.buffer, buffer[0], buffer.peek(rows), stack.observe(), buffer.state_dict()["frames"]):
         assert not kept.requires_grad

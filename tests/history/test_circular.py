@@ -128,46 +128,53 @@ def merged(frames: Tensor, stack_dim: int | None) -> Tensor:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    steps=st.lists(st.tuples(masks, st.lists(st.integers(1, 6), min_size=NUM_ENVS, max_size=NUM_ENVS), st.booleans())),
+    steps=st.lists(st.tuples(masks, st.lists(st.integers(1, 5), min_size=NUM_ENVS, max_size=NUM_ENVS), st.booleans())),
     length=st.integers(1, 5),
     axis=st.integers(0, 3),
 )
-def test_the_compiled_move_equals_the_plain_torch_one(steps, length, axis) -> None:
+def test_frames_that_are_pushed_and_written_late_are_those_of_a_list(steps, length, axis) -> None:
     shape = (2, 4, 3)
     compiled = OrderedFrames(length, NUM_ENVS, shape, axis, torch.uint8, CPU)
-    for step, (mask, by, writes) in enumerate(steps):
-        rows = identifiable(step, shape, torch.uint8) if writes else None
-        where = env_rows(torch.tensor(mask), num_envs=NUM_ENVS, device=CPU)
+    lists = [[torch.zeros(shape, dtype=torch.uint8)] * length for _ in range(NUM_ENVS)]
+    for step, (mask, by, pushes) in enumerate(steps):
+        rows = identifiable(step, shape, torch.uint8)
+        chosen = [env for env in range(NUM_ENVS) if mask[env]]
         fill = torch.tensor([env % 2 == 0 and step % 3 == 0 for env in range(NUM_ENVS)])
-        expected = compiled.data.clone()
-        compiled._move(expected, rows, torch.tensor(by), fill, torch.tensor(mask))
-        compiled.push(rows, where, by=torch.tensor(by), fill=fill)
-        if rows is None:
-            # the slots that became free: nothing is promised of them before they are written
-            free = [
-                (env, slot) for env in range(NUM_ENVS) if mask[env] for slot in range(max(0, length - by[env]), length)
-            ]
+        if pushes:
+            compiled.push(rows, env_rows(torch.tensor(mask), num_envs=NUM_ENVS, device=CPU), fill=fill)
+        else:
+            by = [min(steps, length) for steps in by]
+            compiled.make_room(torch.tensor(chosen, dtype=torch.int64), torch.tensor(by)[torch.tensor(mask)])
+            free = [(env, slot) for env in chosen for slot in range(length - by[env], length)]
             ids, slots = torch.tensor(free, dtype=torch.int64).reshape(-1, 2).unbind(1)
-            frames = identifiable(step, shape, torch.uint8)[ids]
-            expected.movedim(axis + 1, 1)[ids, slots] = frames
-            compiled.write(ids, slots, frames)
-        assert torch.equal(compiled.data, expected)
+            compiled.write(ids, slots, rows, ids)
+        for env in chosen:
+            count = length if pushes and fill[env] else 1 if pushes else by[env]
+            lists[env] = (lists[env] + [rows[env]] * count)[-length:]
+        assert torch.equal(compiled.frames, torch.stack([torch.stack(frames) for frames in lists]))
 
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("filled", [False, True])
-def test_four_frames_of_three_channels_move_like_in_plain_torch(offset: int, filled: bool) -> None:
-    compiled = OrderedFrames(4, NUM_ENVS, (5, 8, 3), 2, torch.uint8, CPU)
+@pytest.mark.parametrize("length", range(1, 9))
+def test_frames_of_three_channels_are_woven_like_in_plain_torch(length: int, offset: int, filled: bool) -> None:
+    compiled = OrderedFrames(length, NUM_ENVS, (5, 8, 3), 2, torch.uint8, CPU)
     generator = torch.Generator().manual_seed(0)
-    compiled.data.random_(0, 256, generator=generator)
+    compiled.load(torch.randint(0, 256, compiled.shape, dtype=torch.uint8, generator=generator))
     # one byte off: an odd address
     memory = torch.randint(0, 256, (NUM_ENVS * 120 + 1,), dtype=torch.uint8, generator=generator)
     rows = memory[offset : offset + NUM_ENVS * 120].view(NUM_ENVS, 5, 8, 3)
-    by, fill = torch.ones(NUM_ENVS, dtype=torch.int64), torch.full((NUM_ENVS,), filled)
-    expected = compiled.data.clone()
-    compiled._move(expected, rows, by, fill, None)
-    compiled.push(rows, env_rows(None, num_envs=NUM_ENVS, device=CPU), by=by, fill=fill)
+    older = [] if filled else list(compiled.frames.clone().unbind(1)[1:])
+    expected = torch.stack([*older, *[rows] * (length - len(older))], dim=3)
+    fill = torch.full((NUM_ENVS,), filled)
+    compiled.push(rows, env_rows(None, num_envs=NUM_ENVS, device=CPU), fill=fill)
     assert torch.equal(compiled.data, expected)
+    # rows of a larger block, others of which must stay as they are
+    block = torch.full((NUM_ENVS + 2, *expected.shape[1:]), 7, dtype=torch.uint8)
+    ids = torch.arange(NUM_ENVS).flip(0)[:2]
+    compiled.gather(ids, block, torch.tensor([3, 1]))
+    assert torch.equal(block[[3, 1]], expected[ids])
+    assert (block[[0, 2, *range(4, NUM_ENVS + 2)]] == 7).all()
 
 
 def test_many_large_frames_move_like_few_small_ones() -> None:
@@ -207,7 +214,7 @@ def test_partial_reset_zeroes_that_environment_and_touches_no_other() -> None:
         assert torch.equal(buffer.buffer[2], torch.zeros(3, 2, 3))
         others = torch.tensor([0, 1, 3])
         assert torch.equal(buffer.buffer[others], before[others])
-        assert not buffer._filled().data[2].any(), "the storage itself is zeroed, not only what is read of it"
+        assert not buffer._require_filled().data[2].any(), "the storage itself is zeroed, not only what is read of it"
 
 
 def test_reading_before_the_first_append_says_to_append() -> None:

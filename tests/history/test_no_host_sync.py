@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.history import CircularBuffer, DelayBuffer, FrameStack, normalize_image
+from headrace.history import CircularBuffer, FrameStack, normalize_image
 from headrace.types import StackSpec
 
 META = torch.device("meta")
@@ -39,15 +39,6 @@ def test_circular_buffer(stack_dim) -> None:
         assert buffer.peek(rows, mask).shape[0] == NUM_ENVS
     if stack_dim is not None:
         assert buffer.stacked.shape == (NUM_ENVS, 5, 6)
-
-
-def test_delay_buffer() -> None:
-    delay = DelayBuffer(2, NUM_ENVS, META)
-    mask = torch.ones(NUM_ENVS, dtype=torch.bool, device=META)
-    for _ in range(2):
-        delay.reset(mask)
-        assert delay.compute(torch.zeros(NUM_ENVS, 3, device=META)).shape == (NUM_ENVS, 3)
-        assert delay.compute(torch.zeros(NUM_ENVS, 3, device=META), mask).shape == (NUM_ENVS, 3)
 
 
 def test_frame_stack() -> None:

@@ -119,24 +119,3 @@ def test_the_number_of_threads_and_of_neighbors_does_not_change_a_bit(use_thread
         alone = torch.empty(1, 64, 64, 3)
         normalize_cpu(x[image : image + 1], alone)
         assert torch.equal(alone[0], out[image])
-
-
-@pytest.fixture(scope="module")
-def normalize_warp():
-    warp = pytest.importorskip("warp")
-    warp.config.quiet = True
-    from headrace.history._warp import normalize_warp
-
-    return normalize_warp
-
-
-@pytest.mark.parametrize("shape", [(0, 4, 4, 3), (1, 1, 1, 1), (3, 13, 17, 3), (2, 64, 33, 12), (1, 500, 401, 1)])
-@pytest.mark.parametrize("layout", ["last", "first", "strided", "gaps"])
-def test_warp_gives_the_same_bits(normalize_warp, shape, layout) -> None:
-    x = pictures(shape)
-    expected = torch.empty(shape)
-    normalize_cpu(x, expected)
-    out = laid_out(torch.empty(shape), layout)
-    for _ in range(2):  # the second call finds used scratch
-        normalize_warp(laid_out(x, layout), out)
-        assert torch.equal(out, expected)

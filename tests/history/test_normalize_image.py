@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.errors import DeviceError, DtypeError, MissingExtraError, ShapeError, UnknownNameError
+from headrace.errors import DeviceError, DtypeError, ShapeError, UnknownNameError
 from headrace.history import normalize_image
 from headrace.types import StackSpec
 from pretend_cuda import pretend_cuda
@@ -136,15 +136,6 @@ def test_wrong_inputs_say_what_is_expected() -> None:
             call()
 
 
-def test_an_absent_warp_names_the_extra(monkeypatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "warp", None)
-    monkeypatch.delitem(sys.modules, "headrace.history._warp", raising=False)
-    with pytest.raises(MissingExtraError, match=r"headrace\[warp\]"):
-        import headrace.history._warp  # noqa: F401  # only whether it loads
-
-
 def test_an_unknown_place_of_the_channels_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown channels 'frist'; did you mean 'first'"):
         normalize_image(torch.zeros(2, 3, 3, 1, dtype=torch.uint8), channels="frist")  # type: ignore[arg-type]  # on purpose
@@ -154,7 +145,7 @@ def test_an_unknown_place_of_the_channels_is_refused() -> None:
 def test_a_gpu_writes_into_the_tensor_that_it_is_given(strided: bool) -> None:
     x = pictures(4, 9, 7, 3)
     expected = normalize_image(x)
-    with pretend_cuda(warp=True) as device:
+    with pretend_cuda() as device:
         there = x.to("cuda")
         memory = torch.full((8, 9, 7, 3), -1.0).to("cuda")
         out = memory[::2] if strided else memory[:4]

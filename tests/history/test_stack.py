@@ -1,4 +1,4 @@
-"""FrameStack against lists of frames: partial appends, resets, suspension, frames rendered late."""
+"""FrameStack against lists of frames: partial appends, resets, suspension."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, IdError, LifecycleError, ShapeError
+from headrace.errors import ConfigError, DataError, DeviceError, DtypeError, IdError, ShapeError
 from headrace.history import FrameStack, normalize_image
 from headrace.types import StackSpec
 
@@ -67,12 +67,10 @@ masks = st.lists(st.booleans(), min_size=NUM_ENVS, max_size=NUM_ENVS)
     kind=stack_kinds(),
     normalize=st.booleans(),
     operations=st.lists(
-        st.tuples(st.sampled_from(["append", "append", "ids", "skip", "reset", "observe", "final"]), masks), max_size=16
+        st.tuples(st.sampled_from(["append", "append", "ids", "reset", "observe", "final"]), masks), max_size=16
     ),
 )
-def test_any_history_equals_a_list_of_frames_also_when_frames_are_rendered_only_to_be_read(
-    kind, normalize, operations
-) -> None:
+def test_any_history_equals_a_list_of_frames(kind, normalize, operations) -> None:
     spec, shape, channels = kind
     stack = FrameStack(spec, num_envs=NUM_ENVS, frame_shape=shape, channels=channels, normalize=normalize)
     lists = ListStack(spec, shape, channels, normalize)
@@ -84,14 +82,10 @@ def test_any_history_equals_a_list_of_frames_also_when_frames_are_rendered_only_
             stack.append(frames, torch.tensor(mask))
         elif operation == "ids":
             stack.append(frames[ids], ids)
-        elif operation == "skip":
-            stack.skip(torch.tensor(mask))
         elif operation == "reset":
             stack.reset(ids)
-        else:
-            render_missing(stack, lists, chosen)
         for env in chosen:
-            if operation in ("append", "ids", "skip"):
+            if operation in ("append", "ids"):
                 lists.episodes[env].append(frames[env])
             elif operation == "reset":
                 lists.episodes[env].clear()
@@ -99,7 +93,7 @@ def test_any_history_equals_a_list_of_frames_also_when_frames_are_rendered_only_
             expected = [lists.observe(env) for env in chosen]
             assert all(torch.equal(a, b) for a, b in zip(stack.observe(ids), expected, strict=True))
             out = torch.full((NUM_ENVS, *stack.observation_shape), 7, dtype=stack.observation_dtype)
-            stack._output.put(stack._frames.data, ids, out)
+            stack._output.put(stack._frames, ids, out)
             shown = [lists.observe(env) if mask[env] else torch.full_like(out[env], 7) for env in range(NUM_ENVS)]
             assert torch.equal(out, torch.stack(shown))
             everything = stack.observe(torch.tensor(mask))
@@ -112,51 +106,11 @@ def test_any_history_equals_a_list_of_frames_also_when_frames_are_rendered_only_
                 lists.episodes[env].append(frames[env])
                 assert torch.equal(peeked[row], lists.observe(env))
                 lists.episodes[env].pop()
-    render_missing(stack, lists, list(range(NUM_ENVS)))
     expected = torch.stack([lists.observe(env) for env in range(NUM_ENVS)])
     assert torch.equal(stack.observe(), expected)
     assert stack.stacked.is_contiguous()
     if not normalize:
         assert torch.equal(stack.stacked, expected)
-
-
-def render_missing(stack: FrameStack, lists: ListStack, envs: list[int]) -> None:
-    """What a task with a pose history does before a read: render the frames that the stack lacks."""
-    missing = stack.missing(envs)
-    assert set(missing.env_ids.tolist()) <= set(envs)
-    frames = []
-    for env, lag in zip(missing.env_ids.tolist(), missing.lags.tolist(), strict=True):
-        episode = lists.episodes[env]
-        frames.append(episode[max(0, len(episode) - 1 - lag)])
-    if frames:
-        stack.fill(missing, torch.stack(frames))
-    assert len(stack.missing(envs)) == 0
-
-
-def test_a_stack_read_once_in_sixteen_steps_asks_for_its_own_frames_only() -> None:
-    stack = FrameStack(StackSpec(frames=4, dim=-1), num_envs=NUM_ENVS, frame_shape=SHAPE)
-    stack.append(pictures(0))
-    for _ in range(1, 16):
-        stack.skip()
-    stack.append(pictures(16)[:1], [0])
-    missing = stack.missing([0, 1])
-    assert missing.env_ids.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert missing.lags.tolist() == [3, 2, 1, 3, 2, 1, 0]
-
-
-def test_reading_skipped_frames_is_refused_until_they_are_filled() -> None:
-    stack = FrameStack(StackSpec(frames=3, dim=-1), num_envs=NUM_ENVS, frame_shape=SHAPE)
-    stack.append(pictures(0))
-    stack.skip([1])
-    for read in (lambda: stack.observe(), lambda: stack.stacked, lambda: stack.observe([1, 2])):
-        with pytest.raises(LifecycleError, match=r"missing\(\)"):
-            read()
-    with pytest.raises(LifecycleError):
-        stack.peek(picture(1, 2)[None], [1])
-    assert torch.equal(stack.observe([0])[0], torch.cat([picture(0, 0)] * 3, -1))
-    assert stack.observe(torch.tensor([True, False, True])).shape[0] == NUM_ENVS
-    stack.fill(stack.missing(), picture(1, 1)[None])
-    assert torch.equal(stack.observe([1])[0], torch.cat([picture(1, 0)] * 2 + [picture(1, 1)], -1))
 
 
 def test_suspended_environments_do_not_change_by_one_bit() -> None:
@@ -188,21 +142,22 @@ def test_a_restored_stack_goes_on_bit_identically() -> None:
     spec = StackSpec(frames=3, dim=0, layout="new_axis")
     first = FrameStack(spec, num_envs=NUM_ENVS, frame_shape=SHAPE)
     first.append(pictures(0))
-    first.skip([1])
     first.append(pictures(1)[:1], [0])
     state = first.state_dict()
     second = FrameStack(spec, num_envs=NUM_ENVS, frame_shape=SHAPE)
     second.load_state_dict(state)
-    with pytest.raises(LifecycleError):
-        second.observe()
     for stack in (first, second):
-        stack.fill(stack.missing(), picture(1, 1)[None])
         stack.append(pictures(2))
     assert torch.equal(first.observe(), second.observe())
     with pytest.raises(DataError, match="frames"):
         second.load_state_dict({**state, "frames": state["frames"][:, :2]})
-    with pytest.raises(DataError, match="valid"):
-        second.load_state_dict({name: value for name, value in state.items() if name != "valid"})
+    with pytest.raises(DataError, match="started"):
+        second.load_state_dict({"frames": state["frames"]})
+    with pytest.raises(DataError, match="skipped"):
+        second.load_state_dict({**state, "valid": torch.tensor([True, False])})
+    second.load_state_dict({**state, "valid": torch.ones(NUM_ENVS, 3).bool(), "skipped": torch.zeros(NUM_ENVS).long()})
+    first.load_state_dict(state)
+    assert torch.equal(first.observe(), second.observe()), "a state of 0.2"
 
 
 def test_frames_are_held_in_a_quarter_of_the_bytes_of_float32() -> None:
@@ -237,9 +192,7 @@ def test_bad_frames_raise_and_change_nothing() -> None:
         (ShapeError, lambda: stack.append(pictures(1)[:, :4])),
         (ShapeError, lambda: stack.append(pictures(1)[:2])),
         (IdError, lambda: stack.append(pictures(1)[:1], [3])),
-        (IdError, lambda: stack.skip([1, 1])),
-        (ShapeError, lambda: stack.fill(stack.missing(), pictures(1))),
-        (DeviceError, lambda: stack.fill(stack.missing(), torch.empty(0, *SHAPE, dtype=torch.uint8, device="meta"))),
+        (DeviceError, lambda: stack.append(torch.empty(NUM_ENVS, *SHAPE, dtype=torch.uint8, device="meta"))),
     ]:
         with pytest.raises(error):
             call()
@@ -252,7 +205,7 @@ def test_each_stack_is_shown_in_the_row_of_its_own_environment(normalize) -> Non
     for step in range(2):
         stack.append(pictures(step))
     out = torch.zeros(NUM_ENVS, *stack.observation_shape, dtype=stack.observation_dtype)
-    stack._output.put(stack._frames.data, torch.tensor([2, 0]), out)
+    stack._output.put(stack._frames, torch.tensor([2, 0]), out)
     everything = stack.observe()
     assert torch.equal(out[[0, 2]], everything[[0, 2]])
     assert not torch.equal(out[0], out[2])

@@ -16,7 +16,7 @@ from headrace.imitation import record_demonstrations
 from headrace.imitation.experts import disturbance_for, expert_for
 from headrace.imitation.experts._aloha import _from_left, _from_right
 from headrace.imitation.experts._arm import PINCH, in_gripper, joints_for, pinch_place
-from headrace.policies.load_policy import shipped_policies
+from headrace.policies.load_policy import list_shipped_policies
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.statistics import wilson_interval
 
@@ -122,7 +122,7 @@ def test_demonstrations_are_recorded_with_pictures_and_exported_to_lerobot(tmp_p
 
 
 def test_the_shipped_policy_scores_what_the_manifest_says() -> None:
-    stated = shipped_policies()[STATE]["score"]
+    stated = list_shipped_policies()[STATE]["score"]
     assert isinstance(stated, dict)
     env = headrace.make(STATE, 12, autoreset="disabled", final_obs=False)
     found = evaluate(env, load_policy(STATE), episodes=24, execute=16, seed=77, progress=False).success_rate

@@ -141,7 +141,7 @@ def test_the_held_out_loss_falls_when_there_is_something_to_learn(state_dataset:
     )
     cfg = CloneCfg(updates=90, batch=32, held_out=0.34, check_every=30, average=0.9)
     training = CloneTraining(demos, cfg, replace(act_cfg(demos), **TINY))
-    before = training.held_out_loss()
+    before = training.measure_held_out_loss()
     losses = training.run()
     assert [loss.updates for loss in losses] == [30, 60, 90]
     assert losses[-1].held_out is not None
@@ -184,7 +184,7 @@ def test_a_training_does_not_go_on_with_other_settings(state_dataset: Path, tmp_
     with pytest.raises(ConfigError, match=f"{next(iter(change))} was"):
         CloneTraining(demos, CloneCfg(**(settings | change))).load(tmp_path / "state")
     (tmp_path / "state").write_bytes(b"garbage")
-    with pytest.raises(DataError, match="expected the state of a training"):
+    with pytest.raises(DataError, match="damaged, or not the expected kind of file"):
         CloneTraining(demos, CloneCfg(**settings)).load(tmp_path / "state")
 
 
@@ -211,6 +211,12 @@ def test_a_policy_may_read_images_alone() -> None:
         ActCfg(obs_dim=0, action_dim=2, vectors=())
 
 
+def test_a_setting_that_is_given_twice_is_refused(tmp_path, capsys):
+    words = ["imitate", "pusher-solid", "--updates", "4", "--act", "updates=8", "--output", str(tmp_path / "p.pt")]
+    assert main(words) == 2
+    assert "--updates and --act updates=…: expected one of them, got both" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_command_trains_on_a_dataset_with_images_and_evaluates_in_its_environment(
     image_dataset: Path, tmp_path: Path, capsys
 ) -> None:
@@ -235,8 +241,7 @@ def test_the_job_takes_lerobots_layout_and_groups_of_it(image_dataset: Path, tmp
         output=tmp_path / "policy.pt",
         groups=["image"],
         keep="all",
-        updates=2,
-        settings=SMALL,
+        settings={**SMALL, "updates": 2},
         episodes=2,
         num_envs=2,
     )
@@ -249,7 +254,7 @@ def test_the_job_takes_lerobots_layout_and_groups_of_it(image_dataset: Path, tmp
 def test_a_signal_in_training_keeps_the_policy_so_far_and_resume_ends_as_if_there_had_been_none(
     state_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = {"dataset": state_dataset, "updates": 10, "settings": SMALL, "episodes": 2, "num_envs": 2}
+    arguments = {"dataset": state_dataset, "settings": {**SMALL, "updates": 10}, "episodes": 2, "num_envs": 2}
     whole = headrace.imitation.imitate(output=tmp_path / "whole.pt", **arguments)
     update = CloneTraining._update
 
@@ -288,8 +293,7 @@ def test_instructions_of_a_dataset_are_followed(tmp_path: Path) -> None:
         dataset=tmp_path / "words",
         output=tmp_path / "p.pt",
         keep="all",
-        updates=2,
-        settings=SMALL,
+        settings={**SMALL, "updates": 2},
         episodes=3,
         num_envs=3,
     )
@@ -365,7 +369,7 @@ def test_a_policy_learned_from_a_recorded_expert_solves_the_task(tmp_path: Path)
                 action: Tensor = expert(obs)
                 obs, *_ = env.step(action)
     found = headrace.imitation.imitate(
-        dataset=tmp_path / "demos", output=tmp_path / "p.pt", updates=4000, episodes=100, num_envs=64
+        dataset=tmp_path / "demos", output=tmp_path / "p.pt", settings={"updates": 4000}, episodes=100, num_envs=64
     )
     rates = {name: result.success_rate for name, result in found.evaluations.items()}
     assert rates["trained"].value > 0.4 > rates["untrained"].value + 0.2
@@ -379,8 +383,7 @@ def test_who_plays_a_clone_gets_the_settings_that_it_was_trained_with(image_data
         dataset=image_dataset,
         output=out,
         keep="all",
-        updates=1,
-        settings=SMALL,
+        settings={**SMALL, "updates": 1},
         episodes=0,
         overrides=settings,
     )

@@ -19,7 +19,7 @@ from headrace.cli.main import build_parser
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make, make_task
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
-from headrace.imitation.cloning import CloneCfg, MeanAction, clone, untrained
+from headrace.imitation.cloning import CloneCfg, MeanAction, clone, make_untrained
 from headrace.imitation.demonstrations import Demonstrations, record_demonstrations
 from headrace.imitation.experts import expert_for
 from headrace.imitation.experts._arm import HIGHEST, LOWEST, arm_pose
@@ -153,7 +153,7 @@ def test_training_starts_from_the_untrained_policy_of_its_seed_and_does_not_touc
     demos = numbered([30, 30])
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    one, same, other = (untrained(demos, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (make_untrained(demos, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(before, torch.random.get_rng_state())
     assert torch.equal(one.queries, same.queries)
     assert not torch.equal(one.queries, other.queries)
@@ -162,7 +162,7 @@ def test_training_starts_from_the_untrained_policy_of_its_seed_and_does_not_touc
 def test_a_column_that_never_changes_does_not_blow_up() -> None:
     demos = numbered([20])
     constant = torch.full((20, 3), 7.0)
-    policy = untrained(demos, seed=0)
+    policy = make_untrained(demos, seed=0)
     wide = ActPolicy(ActCfg(obs_dim=3, action_dim=1))
     wide.set_statistics(constant, demos.actions)
     assert bool(torch.isfinite(wide({"policy": constant})).all())
@@ -188,7 +188,7 @@ def test_the_mean_action_fits_the_contract() -> None:
 
 
 def test_a_checkpoint_reads_back_to_the_last_bit(tmp_path: Path) -> None:
-    policy = untrained(linear(200), seed=3)
+    policy = make_untrained(linear(200), seed=3)
     save_policy(policy, tmp_path / "new" / "policy.pt", task="pusher-solid")
     loaded = load_policy(tmp_path / "new" / "policy.pt")
     obs = {"policy": linear(200).obs}
@@ -205,7 +205,7 @@ def garbage(path: Path) -> None:
 
 
 def cut_short(path: Path) -> None:
-    save_policy(untrained(linear(200), seed=3), path, task="pusher-solid")
+    save_policy(make_untrained(linear(200), seed=3), path, task="pusher-solid")
     path.write_bytes(path.read_bytes()[:5000])
 
 
@@ -214,7 +214,7 @@ def something_else(path: Path) -> None:
 
 
 def other_sizes(path: Path) -> None:
-    save_policy(untrained(linear(200), seed=3), path, task="pusher-solid")
+    save_policy(make_untrained(linear(200), seed=3), path, task="pusher-solid")
     content = torch.load(path, weights_only=True)
     content["cfg"]["width"] = 32
     torch.save(content, path)
@@ -245,7 +245,7 @@ def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
 
 def test_observations_of_another_task_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"expected observations \(n, 4\), got \(2, 3\)"):
-        untrained(linear(200), seed=0)({"policy": torch.zeros(2, 3)})
+        make_untrained(linear(200), seed=0)({"policy": torch.zeros(2, 3)})
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
@@ -254,7 +254,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
         record_demonstrations(env, EXPERT, 0, seed=0)
     with pytest.raises(ConfigError, match="autoreset"):
         record_demonstrations(make("pusher-solid", 2), EXPERT, 1, seed=0)
-    with pytest.raises(ConfigError, match="updates: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"updates .*: expected at least 1, got 0"):
         clone(linear(200), CloneCfg(updates=0))
     with pytest.raises(ConfigError, match="measures success"):
         record_demonstrations(make("pusher", 2, autoreset="disabled"), EXPERT, 1, seed=0)
@@ -289,7 +289,7 @@ def test_the_job_gives_the_policy_and_its_evaluations_from_python(tmp_path: Path
     found = headrace.imitation.imitate(
         *("pusher-solid", tmp_path / "policy.pt"),
         demos=2,
-        updates=3,
+        settings={"updates": 3},
         episodes=4,
         num_envs=4,
         on_progress=lambda *what: told.append(what),

@@ -140,7 +140,6 @@ torch.set_num_threads(1)
 
 def every_kernel():
     from headrace.replay import row_space
-    from headrace.learning.linear_scan import linear_scan
     from headrace.history import CircularBuffer
     from headrace.learning import gae, n_step, td_lambda, vtrace
     from headrace.sim import CameraSpec, NativeCamera
@@ -168,7 +167,6 @@ def every_kernel():
         out += estimate(*numbers, *flags, gamma=0.99, lam=0.95)
     out += n_step(*numbers, *flags, gamma=0.99, n=3)
     out += vtrace(*numbers, *flags, numbers[0] / 8, gamma=0.99)
-    out.append(linear_scan(numbers[0].sigmoid(), numbers[1], numbers[2, 0]))
     rows, size = 512, 40_000
     memory = np.random.default_rng(0).integers(0, 256, (rows, size), dtype=np.uint8)
     space = (np.array([memory.ctypes.data], np.int64), 9, size)

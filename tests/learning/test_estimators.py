@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace import errors
-from headrace.learning import Estimate, gae, monte_carlo, n_step, td0, td_lambda, vtrace
+from headrace.learning import Estimate, gae, n_step, td_lambda, vtrace
 
 GAMMA, LAM = 0.9, 0.7
 # float64 sums of at most a dozen terms of size 1, added in another order
@@ -145,11 +145,11 @@ def run(
     if name == "gae":
         return gae(*rollout.inputs, lam=LAM, **common)
     if name == "td0":
-        return td0(*rollout.inputs, **common)
+        return n_step(*rollout.inputs, n=1, **common)
     if name == "td_lambda":
         return td_lambda(*rollout.inputs, lam=LAM, **common)
     if name == "monte_carlo":
-        return monte_carlo(*rollout.inputs, **common)
+        return td_lambda(*rollout.inputs, lam=1.0, **common)
     if name == "n_step":
         return n_step(*rollout.inputs, n=3, **common)
     assert name == "vtrace"
@@ -278,7 +278,7 @@ def test_empty_rollouts_give_empty_estimates(name: str, shape: tuple[int, int]) 
 def test_n_step_longer_than_the_rollout_is_monte_carlo() -> None:
     rollout = make(9, 5, 10)
     long = n_step(*rollout.inputs, gamma=GAMMA, n=1000, active=rollout.active)
-    compare(monte_carlo(*rollout.inputs, gamma=GAMMA, active=rollout.active), long)
+    compare(td_lambda(*rollout.inputs, lam=1.0, gamma=GAMMA, active=rollout.active), long)
 
 
 def test_gae_and_td_lambda_agree_where_next_values_are_the_values_that_follow() -> None:
@@ -292,9 +292,9 @@ def test_gae_and_td_lambda_agree_where_next_values_are_the_values_that_follow() 
 
 def test_monte_carlo_reads_next_values_only_where_a_trajectory_is_cut() -> None:
     rollout = make(9, 5, 12, active=1.0)
-    expected = monte_carlo(*rollout.inputs, gamma=GAMMA)
+    expected = td_lambda(*rollout.inputs, lam=1.0, gamma=GAMMA)
     rollout.next_value[:-1][~rollout.truncated[:-1]] = math.nan
-    compare(monte_carlo(*rollout.inputs, gamma=GAMMA), expected)
+    compare(td_lambda(*rollout.inputs, lam=1.0, gamma=GAMMA), expected)
 
 
 @every_estimator
@@ -318,7 +318,7 @@ def test_vtrace_on_policy_is_monte_carlo() -> None:
     within = ~(rollout.terminated | rollout.truncated)[:-1]
     rollout.next_value[:-1][within] = rollout.value[1:][within]
     estimate = vtrace(*rollout.inputs, torch.zeros_like(rollout.reward), gamma=GAMMA)
-    expected = monte_carlo(*rollout.inputs, gamma=GAMMA)
+    expected = td_lambda(*rollout.inputs, lam=1.0, gamma=GAMMA)
     torch.testing.assert_close(estimate.value_target, expected.value_target, **EXACT)
 
 
@@ -391,21 +391,49 @@ def test_every_step_is_discounted_by_its_own_number(n: int) -> None:
         expected.append(total)
     target = n_step(r, v, v_next, terminated, truncated, gamma=gamma, n=n).value_target
     assert target.flatten().tolist() == pytest.approx(expected, abs=1e-12)
-    same = td0 if n == 1 else monte_carlo if n == 9 else None
-    if same is not None:
-        assert torch.allclose(same(r, v, v_next, terminated, truncated, gamma=gamma).value_target, target)
+    if n == 9:
+        whole = td_lambda(r, v, v_next, terminated, truncated, gamma=gamma, lam=1.0)
+        assert torch.allclose(whole.value_target, target)
     ratio = torch.zeros_like(r)
     corrected = vtrace(r, v, v_next, terminated, truncated, ratio, gamma=gamma)
     plain = gae(r, v, v_next, terminated, truncated, gamma=gamma, lam=1.0)
     assert torch.allclose(corrected.value_target, plain.value_target), "on policy V-trace is GAE with λ = 1"
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_every_step_has_a_lambda_of_its_own(batch_first: bool) -> None:
+    """Against the recursions as they are written, an environment at a time, over its active steps."""
+    rollout = make(9, 5, 21)
+    lam = torch.rand(9, 5, generator=torch.Generator().manual_seed(22), dtype=torch.float64).round(decimals=1)
+    lam[2:5] = 1.0  # V' is not read there within an episode
+    given = rollout.transposed() if batch_first else rollout
+    lam_given = lam.masked_fill(~rollout.active, math.nan)
+    common = {"gamma": GAMMA, "active": given.active, "batch_first": batch_first}
+    lam_given = lam_given.T if batch_first else lam_given
+    for base, estimator in ((1, gae), (0, td_lambda)):
+        target = estimator(*given.inputs, lam=lam_given, **common).value_target
+        expected = torch.zeros_like(rollout.reward)
+        for e in range(5):
+            carry, last = 0.0, True
+            for t in rollout.active[:, e].nonzero().flatten().flip(0).tolist():
+                r, v, after = (float(x[t, e]) for x in rollout.inputs[:3])
+                ended, cut = bool(rollout.inputs[3][t, e]), bool(rollout.inputs[4][t, e]) or last
+                following, after = (0.0 if ended or cut else carry), (0.0 if ended else after)
+                weight = 1.0 if base or cut else 1 - float(lam[t, e])
+                ahead = r + (GAMMA * weight * after if weight else 0.0) - base * v
+                carry, last = ahead + GAMMA * float(lam[t, e]) * following, False
+                expected[t, e] = carry + base * v
+        torch.testing.assert_close(target.T if batch_first else target, expected)
+
+
 def test_discounts_of_another_shape_or_out_of_range_are_refused() -> None:
     rollout = make(4, 3, 17, active=1.0)
     with pytest.raises(errors.ShapeError, match=r"gamma: expected \(4, 3\)"):
         gae(*rollout.inputs, gamma=torch.full((3,), 0.9), lam=0.9)
-    with pytest.raises(errors.ShapeError, match="lam: expected one number"):
-        gae(*rollout.inputs, gamma=0.9, lam=torch.full((4, 3), 0.9))
+    with pytest.raises(errors.ShapeError, match=r"lam: expected \(4, 3\)"):
+        gae(*rollout.inputs, gamma=0.9, lam=torch.full((3, 4), 0.9))
+    with pytest.raises(errors.ConfigError, match="lam: expected numbers from 0 to 1, got 12 that are not"):
+        td_lambda(*rollout.inputs, gamma=0.9, lam=torch.full((4, 3), 1.1))
     for wrong in (1.5, -0.1, math.nan):
         gamma = torch.full((4, 3), 0.9).index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(wrong))
         with pytest.raises(errors.ConfigError, match="gamma: expected numbers from 0 to 1, got 1 that are not"):

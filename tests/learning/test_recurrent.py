@@ -1,8 +1,7 @@
-"""Every backend gives the outputs, final states and gradients of torch's own cells run over padded segments."""
+"""Every backend gives the outputs, final states and gradients of torch's own cells, a step at a time."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 
@@ -14,22 +13,13 @@ from torch import Tensor, nn
 
 from headrace import errors
 from headrace.learning import GRU, LSTM
-from headrace.learning import _backends as backends
-from headrace.learning import _recurrent as recurrent
 from headrace.learning._segments import pack, segments, unpack
 
 # float64, and the same sums in another order
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 MODULES = {"gru": GRU, "lstm": LSTM}
-FAST = ["packed", "packed_by_torch", "scan", "triton"]
+FAST = ["packed", "scan"]
 RESETS = ["never", "first", "last", "every", "some"]
-
-
-@pytest.fixture(autouse=True)
-def _extra_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    # what CUDA runs for "packed", here on the CPU, and Triton's kernels in its interpreter
-    monkeypatch.setitem(recurrent._RUNNERS, "packed_by_torch", backends.run_packed_by_torch)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def make(kind: str, layers: int = 1, *, inputs: int = 3, hidden: int = 5, bias: bool = True) -> GRU | LSTM:
@@ -50,16 +40,29 @@ def resets_of(name: str, steps: int, envs: int) -> Tensor:
     return resets
 
 
+def run_slice(
+    module: GRU | LSTM, x: Tensor, state: Tensor | tuple[Tensor, ...], resets: Tensor, active: Tensor | None
+) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+    """A slice by the module's backend, or, where that is "steps", step by step as when acting."""
+    if module.backend != "steps":
+        return module(x, state, resets, active)
+    outputs = [x.new_zeros((0, x.shape[1], module.hidden_size))]
+    for t in range(len(x)):
+        live = None if active is None else active[t]
+        row = x[t] if live is None else x[t].masked_fill(~live[:, None], 0)
+        out, state = module.step(row, state, resets[t], live)
+        outputs.append(out[None])
+    return torch.cat(outputs), state
+
+
 def run(
     module: GRU | LSTM, backend: str, x: Tensor, states: Sequence[Tensor], resets: Tensor, active: Tensor | None
 ) -> list[Tensor]:
     """Outputs, final states, and the gradients of everything that has one."""
-    if backend == "triton" and importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
     vars(module)["backend"] = backend
     x = x.clone().requires_grad_()
     states = [state.clone().requires_grad_() for state in states]
-    out, after = module(x, tuple(states) if isinstance(module, LSTM) else states[0], resets, active)
+    out, after = run_slice(module, x, tuple(states) if isinstance(module, LSTM) else states[0], resets, active)
     ends = list(after) if isinstance(after, tuple) else [after]
     weigh = torch.arange(out.numel(), dtype=torch.float64).view_as(out).cos()
     loss = (out * weigh).sum() + sum((end * (1 + k)).square().sum() for k, end in enumerate(ends))
@@ -75,7 +78,7 @@ def compare(kind: str, backend: str, steps: int, envs: int, resets: Tensor, acti
     x = torch.randn(steps, envs, module.input_size, generator=random, dtype=torch.float64)
     shape = (module.num_layers, envs, module.hidden_size)
     states = [torch.randn(shape, generator=random, dtype=torch.float64) for _ in range(1 + (kind == "lstm"))]
-    expected = run(module, "pad", x, states, resets, active)
+    expected = run(module, "steps", x, states, resets, active)
     for ours, theirs in zip(run(module, backend, x, states, resets, active), expected, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
@@ -93,13 +96,6 @@ def test_backends_agree_with_two_layers_and_sleeping_environments(kind: str, bac
     active = torch.rand(7, 5, generator=torch.Generator().manual_seed(4)) < 0.6
     active[:, 2] = False
     compare(kind, backend, 7, 5, resets_of("some", 7, 5), active, layers=2)
-
-
-@pytest.mark.parametrize("hidden", [64, 70, 130])
-@pytest.mark.parametrize("kind", MODULES)
-def test_triton_agrees_where_the_weights_take_several_tiles(kind: str, hidden: int) -> None:
-    active = torch.rand(3, 18, generator=torch.Generator().manual_seed(4)) < 0.7
-    compare(kind, "triton", 3, 18, resets_of("some", 3, 18), active, hidden=hidden)
 
 
 @pytest.mark.parametrize("backend", FAST)
@@ -124,7 +120,7 @@ def test_backends_agree_on_the_shortest_slices(kind: str, backend: str, steps: i
     reset=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     awake=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_packed_agrees_with_pad_on_any_pattern(
+def test_packed_and_scan_agree_with_steps_on_any_pattern(
     kind: str, steps: int, envs: int, seed: int, reset: float, awake: float
 ) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -134,7 +130,7 @@ def test_packed_agrees_with_pad_on_any_pattern(
     compare(kind, "scan", steps, envs, resets, active)
 
 
-@pytest.mark.parametrize("backend", ["pad", *FAST])
+@pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_slice_with_resets_is_its_episodes_one_by_one_in_torch(kind: str, backend: str) -> None:
     """Against torch.nn.GRU and LSTM on each episode, with a state dict that went over unchanged."""
@@ -144,8 +140,6 @@ def test_a_slice_with_resets_is_its_episodes_one_by_one_in_torch(kind: str, back
     module.load_state_dict(theirs.state_dict())
     resets = resets_of("some", 8, 3)
     x = torch.randn(8, 3, 3, dtype=torch.float64)
-    if backend == "triton" and importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
     vars(module)["backend"] = backend
     out, _ = module(x, None, resets)
     for env in range(3):
@@ -186,7 +180,7 @@ def test_a_suspended_row_keeps_its_state_to_the_bit_whatever_its_input(kind: str
     assert torch.equal(out[1], torch.zeros(5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("backend", ["pad", *FAST])
+@pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("kind", MODULES)
 def test_nan_in_a_suspended_step_reaches_neither_outputs_nor_gradients(kind: str, backend: str) -> None:
     module = make(kind)
@@ -219,7 +213,7 @@ def test_scan_traces_into_one_graph_with_its_backward(kind: str) -> None:
     out.sum().backward()
     got = [p.grad.clone() for p in module.parameters() if p.grad is not None]
     module.zero_grad()
-    vars(module)["backend"] = "pad"
+    vars(module)["backend"] = "packed"
     expected, _ = module(x, None, resets)
     expected.sum().backward()
     torch.testing.assert_close(out, expected, **CLOSE)
@@ -228,33 +222,11 @@ def test_scan_traces_into_one_graph_with_its_backward(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_auto_measures_once_a_kind_of_work_and_keeps_the_winner(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "_measured", {})
-    asked: list[str] = []
-
-    def seconds(name: str, *_: object) -> float:
-        asked.append(name)
-        return {"packed": 2.0, "scan": 1.0}[name]
-
-    monkeypatch.setattr(recurrent, "_seconds", seconds)
-    module = make(kind)
-    x = torch.randn(5, 3, 3, dtype=torch.float64)
-    module(x)
-    module(x)
-    assert asked == ["packed", "scan"]
-    assert list(recurrent._measured.values()) == ["scan"]
-    module(x[:4])
-    assert len(asked) == 4
-
-
-def test_auto_runs_for_learning_and_for_acting() -> None:
-    module = make("gru")
-    x = torch.randn(5, 3, 3, dtype=torch.float64)
-    out, _ = module(x, None, resets_of("some", 5, 3))
-    out.sum().backward()
-    with torch.no_grad():
-        module(x, None, resets_of("some", 5, 3))
-    assert {key[-1] for key in recurrent._measured} >= {True, False}
+def test_auto_is_packed_whatever_is_quickest(kind: str) -> None:
+    module, x, resets = make(kind), torch.randn(5, 3, 3, dtype=torch.float64), resets_of("some", 5, 3)
+    found = module(x, None, resets)[0]
+    vars(module)["backend"] = "packed"
+    assert torch.equal(found, module(x, None, resets)[0])
 
 
 def test_packing_and_unpacking_keep_every_row_that_was_taken() -> None:

@@ -14,7 +14,7 @@ import torch
 import headrace
 from headrace import _published
 from headrace.errors import DataError
-from headrace.learning.actor_critic import SavedPolicy, load_actor_critic, shipped_actor_critics
+from headrace.learning.actor_critic import SavedPolicy, list_shipped_actor_critics, load_actor_critic
 
 NAMES = ["cartpole", "cartpole-camera"]
 
@@ -42,7 +42,7 @@ def mean_return(saved: SavedPolicy, episodes: int) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_file_is_small_and_the_one_in_the_manifest(name: str) -> None:
-    entry = shipped_actor_critics()[name]
+    entry = list_shipped_actor_critics()[name]
     content = files("headrace").joinpath("checkpoints", entry["file"]).read_bytes()
     assert len(content) < 500_000
     assert hashlib.sha256(content).hexdigest() == entry["sha256"]
@@ -52,7 +52,7 @@ def test_a_shipped_file_is_small_and_the_one_in_the_manifest(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_policy_scores_what_the_manifest_says(name: str) -> None:
     # episodes of a good policy differ by a few points; 16 held-out ones are within 5 % of the stated hundred
-    score = shipped_actor_critics()[name]["score"]["value"]
+    score = list_shipped_actor_critics()[name]["score"]["value"]
     assert mean_return(load_actor_critic(name), 16) == pytest.approx(score, rel=0.05)
     assert score > 280
 

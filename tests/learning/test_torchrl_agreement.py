@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.learning import gae, monte_carlo, td0, td_lambda, vtrace
+from headrace.learning import gae, n_step, td_lambda, vtrace
 
 functional = pytest.importorskip("torchrl.objectives.value.functional")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -71,7 +71,7 @@ def test_td0_is_torchrls() -> None:
     target = functional.td0_return_estimate(
         GAMMA, peer["next_state_value"], peer["reward"], terminated=peer["terminated"]
     )
-    torch.testing.assert_close(td0(*inputs(data), gamma=GAMMA).value_target, back(target), **CLOSE)
+    torch.testing.assert_close(n_step(*inputs(data), gamma=GAMMA, n=1).value_target, back(target), **CLOSE)
 
 
 @pytest.mark.parametrize("lam", [0.0, LAM, 1.0])
@@ -82,7 +82,7 @@ def test_td_lambda_and_monte_carlo_are_torchrls(lam: float) -> None:
     )
     torch.testing.assert_close(td_lambda(*inputs(data), gamma=GAMMA, lam=lam).value_target, back(target), **CLOSE)
     if lam == 1.0:
-        torch.testing.assert_close(monte_carlo(*inputs(data), gamma=GAMMA).value_target, back(target), **CLOSE)
+        torch.testing.assert_close(td_lambda(*inputs(data), gamma=GAMMA, lam=1.0).value_target, back(target), **CLOSE)
 
 
 def test_vtrace_is_torchrls_without_truncations() -> None:

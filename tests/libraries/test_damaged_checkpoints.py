@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoint files: an error that names the file, no code run, no memory beyond the cap."""
+"""Hostile checkpoint files: an error that names the file, and no memory beyond the cap."""
 
 from __future__ import annotations
 
@@ -9,55 +9,13 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import headrace
 from headrace.errors import DataError
-from headrace.libraries.checkpoint import read_meta, read_weights, recognize
+from headrace.libraries.training import recognize
 
 FOLDER = Path(headrace.__file__).parent / "checkpoints"
-FILES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".pt", ".pth", ".zip"))
-
-
-def read(path: Path) -> None:
-    """Read everything that may be read without trust."""
-    kind, spec = recognize(path)
-    if spec is not None:
-        read_meta(path, spec)
-    if path.suffix != ".zip" and kind != "torchscript":
-        read_weights(path, trust=False)
-
-
-def mutate(content: bytes, draw: np.random.Generator) -> bytes:
-    changed = bytearray(content)
-    how = draw.integers(4)
-    if how == 0:
-        return bytes(changed[: int(draw.integers(len(changed)))])
-    if how == 1:
-        at = int(draw.integers(len(changed) - 64))
-        changed[at : at + 64] = draw.bytes(64)
-    else:
-        # structures lie at both ends: flips in the middle of weights only change checksums
-        for _ in range(int(draw.integers(1, 8))):
-            edge = int(draw.integers(min(2000, len(changed))))
-            changed[edge if how == 2 else -edge - 1] ^= 1 << int(draw.integers(8))
-    return bytes(changed)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("count", [25, pytest.param(600, marks=pytest.mark.slow)])
-def test_a_damaged_checkpoint_is_a_data_error_or_reads_as_written(name, count, tmp_path) -> None:
-    content, draw, refused = (FOLDER / name).read_bytes(), np.random.default_rng(len(name)), list[str]()
-    for _ in range(count):
-        path = tmp_path / name
-        path.write_bytes(mutate(content, draw))
-        try:
-            read(path)
-        except DataError as error:
-            refused.append(str(error))
-    assert len(refused) > count // 2
-    assert [message for message in refused if name not in message] == []
 
 
 def test_an_archive_that_expands_without_bound_is_refused_before_it_is_read(tmp_path) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import headrace
 from headrace.learning import PPOCfg
-from headrace.libraries import library as spec_of
 from headrace.libraries import make_learner
 from headrace.libraries.learner import CheckpointMeta, LearnerEnv
-from headrace.libraries.torch_state import library_run
+from headrace.libraries.registry import library as spec_of
+from headrace.libraries.training import library_run
 from headrace.types import Step
 
 ENVS, LIMIT, STEPS, SCALE = 4, 14, 60, 0.1
@@ -145,7 +145,7 @@ def test_actions_are_cut_and_scaled_to_the_bounds(low: float, high: float) -> No
     core.env.single_action_space = spaces.Box(low, high, (1,))
     core = LearnerEnv(core.env, reward_scale=SCALE)
     actions = torch.tensor([[-7.0], [-1.0], [0.0], [0.5], [9.0]])
-    got = core.rescaled(actions)
+    got = core.rescale_actions(actions)
     assert got.flatten().tolist() == [low, low, (low + high) / 2, low + 0.75 * (high - low), high]
     got += 1.0
     assert actions[2] == 0.0  # what came back is the caller's own

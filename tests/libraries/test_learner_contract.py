@@ -10,12 +10,11 @@ import torch
 
 import headrace
 from headrace.learning import PPOCfg
-from headrace.libraries import library as spec_of
 from headrace.libraries import make_learner
-from headrace.libraries.checkpoint import CheckpointMeta, read_meta, recognize
 from headrace.libraries.learner import Learner
+from headrace.libraries.registry import library as spec_of
 from headrace.libraries.registry import library_names
-from headrace.libraries.torch_state import library_run
+from headrace.libraries.training import CheckpointMeta, library_run, read_meta, recognize
 from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.policies.step_policy import RecurrentStepPolicy
 from headrace.testing._learners import check_learner
@@ -173,19 +172,19 @@ def test_training_reaches_95_percent_of_the_best_return(library: str) -> None:
 
 
 def test_rsl_rl_loads_our_checkpoint_itself(tmp_path: Path) -> None:
-    from headrace.libraries.rsl_rl._learner import RslRlLearner
+    from headrace.libraries.rsl_rl import RslRlLearner
 
     _library_loads_it("rsl_rl", tmp_path, lambda learner, path: _as(RslRlLearner, learner).runner.load(str(path)))
 
 
 def test_skrl_loads_our_checkpoint_itself(tmp_path: Path) -> None:
-    from headrace.libraries.skrl._learner import SkrlLearner
+    from headrace.libraries.skrl import SkrlLearner
 
     _library_loads_it("skrl", tmp_path, lambda learner, path: _as(SkrlLearner, learner).agent.load(str(path)))
 
 
 def test_rl_games_loads_our_checkpoint_itself(tmp_path: Path) -> None:
-    from headrace.libraries.rl_games._learner import RlGamesLearner
+    from headrace.libraries.rl_games import RlGamesLearner
 
     def load(learner: Learner, path: Path) -> None:
         state = torch.load(path, weights_only=True)  # its own loader reads numpy.core, which numpy 2 warns of

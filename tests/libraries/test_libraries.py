@@ -12,8 +12,8 @@ import torch
 import headrace
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.learning import PPOCfg
-from headrace.libraries import library, library_run, make_learner
-from headrace.libraries.registry import BUILT_IN, libraries, library_names
+from headrace.libraries import library_run, make_learner
+from headrace.libraries.registry import BUILT_IN, libraries, library, library_names
 
 
 def test_the_built_in_libraries_are_described_without_importing_them() -> None:
@@ -116,13 +116,11 @@ def test_a_refusal_names_the_settings_that_are_honored_and_the_libraries_that_ca
         library("sb3").check_settings(PPOCfg(target_kl=0.02))
     with pytest.raises(ConfigError, match="no recurrent PPO"):
         library("skrl").check_settings(PPOCfg(memory="gru"))
-    with pytest.raises(ConfigError, match="use headrace for 'min_gru'"):
-        library("rsl_rl").check_settings(PPOCfg(memory="min_gru"))
 
 
 PACKAGE = '''
-from headrace.libraries import CurveTags, LibrarySpec
-from headrace.libraries.own import OwnLearner
+from headrace.libraries import LibrarySpec
+from headrace.libraries.learner import OwnLearner
 
 
 class Learner(OwnLearner):
@@ -134,7 +132,7 @@ class Learner(OwnLearner):
 SPEC = LibrarySpec(
     name="dummy", distribution="headrace-dummy", module="headrace_dummy", learner="headrace_dummy:Learner",
     suffix=".dummy", marks=frozenset({"format", "network", "state_dict", "optimizer", "headrace"}),
-    curves=CurveTags("reward", "length", "iterations"), reads={"none": frozenset({"vector"})},
+    reads={"none": frozenset({"vector"})},
     cannot_honor={"gamma": "it is fixed"},
 )
 WRONG = "not a specification"

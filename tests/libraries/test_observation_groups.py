@@ -11,9 +11,11 @@ import torch
 import headrace
 from headrace.errors import ConfigError, UnsupportedError
 from headrace.learning import PPOCfg
-from headrace.libraries import CheckpointMeta, LearnerEnv, library_run, make_learner
-from headrace.libraries import library as spec_of
+from headrace.libraries import library_run, make_learner
+from headrace.libraries.learner import LearnerEnv
+from headrace.libraries.registry import library as spec_of
 from headrace.libraries.registry import library_names
+from headrace.libraries.training import CheckpointMeta
 from headrace.testing import check_learner
 from libraries.group_envs import reach, seen_cartpole
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is written here: nothing may be fetched
@@ -11,10 +14,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # everything is written here: nothing may be
 import pytest
 import torch
 
-# torchvision's operators are built for another torch; LeRobot imports torchvision but calls none of these
-_library = torch.library.Library("torchvision", "DEF")
-_library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-_library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+if torch.__version__.startswith("2.13"):  # of 0.4.4's environment; 0.6.1 has torch and torchvision that fit
+    # torchvision's operators are built for another torch; LeRobot imports torchvision but calls none of these
+    _library = torch.library.Library("torchvision", "DEF")
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from lerobot.configs.types import FeatureType, PolicyFeature, RTCAttentionSchedule
 from lerobot.policies.act.configuration_act import ACTConfig
@@ -23,6 +27,7 @@ from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.pi0.modeling_pi0 import PI0Policy
+from lerobot.policies.rtc.action_queue import ActionQueue
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
@@ -42,7 +47,16 @@ from headrace.envs.task import Rows
 from headrace.envs.tasks.pusher import PusherCamera, PusherCameraCfg
 from headrace.errors import ConfigError, DataError
 from headrace.evaluation import EpisodeResult
-from headrace.policies import Batching, PolicyServer, RemoteEngine, ServeCfg, as_chunk_policy, load_lerobot_policy
+from headrace.policies import (
+    Batching,
+    LeRobotPolicy,
+    ObservationMap,
+    PolicyServer,
+    RemoteEngine,
+    ServeCfg,
+    as_chunk_policy,
+    load_lerobot_policy,
+)
 from headrace.policies.protocol import ChunkContext, has_memory
 
 STRICT = Batching(mode="strict", size=4)
@@ -328,11 +342,45 @@ def test_real_time_chunking_gets_the_delay_and_its_own_raw_left_over(
 
     monkeypatch.setattr(policy, "_predict", noted)
     play(policy, 1, episodes=range(5), execute=4, latency=2)
-    (first, chunk), (second, _) = calls[:2]
+    (first, chunk), *later = calls
+    second = next(
+        extra for extra, _ in later if "inference_delay" in extra
+    )  # between them, rows are answered again to verify them
     assert "prev_chunk_left_over" not in first
     assert second["inference_delay"] == 2
     assert torch.equal(second["prev_chunk_left_over"][0], chunk[0, -second["prev_chunk_left_over"].shape[1] :])
     assert policy._chunks == {}, "nothing is kept of episodes that ended"
+
+
+def test_real_time_chunking_plays_number_by_number_what_lerobots_own_queue_and_calls_give(tmp_path: Path) -> None:
+    directory = saved(smolvla(tmp_path, rtc=True), tmp_path)
+    ours = as_chunk_policy(load_lerobot_policy(directory))
+    own = SmolVLAPolicy.from_pretrained(directory / "pretrained_model")
+    before, after = make_pre_post_processors(own.config, pretrained_path=str(directory / "pretrained_model"))
+    for step in before.steps:
+        if hasattr(step, "padding"):
+            step.padding = "max_length"
+    queue, text = ActionQueue(own.config.rtc_config), "push the cube to the left"
+    guided = 0
+    for chunk, (executed, delay) in enumerate([(0, 0), (3, 2), (2, 1), (4, 3)]):
+        for _ in range(executed):
+            assert queue.get() is not None
+        left = queue.get_left_over()
+        lengths = torch.tensor([0 if left is None else len(left)])
+        context = replace(
+            context_of(1, ours, (text,)),
+            chunk_index=torch.tensor([chunk]),
+            left_over_length=lengths,
+            delay=torch.tensor([delay]),
+        )
+        obs = {name: values[chunk : chunk + 1] for name, values in observation(4).items()}
+        batch, noise = before({**to_features(obs), "task": [text]}), context.noise(8, ACTION + 1)
+        raw = own.predict_action_chunk(batch, noise=noise, inference_delay=delay, prev_chunk_left_over=left)
+        expected = after(raw.flatten(0, 1)).reshape(1, 8, ACTION)
+        torch.testing.assert_close(ours(obs, context), expected, rtol=0, atol=0)
+        guided += not torch.equal(raw, own.predict_action_chunk(batch, noise=noise))
+        queue.merge(raw[0], expected[0], delay, None)
+    assert guided == 3, "the left-over of every chunk but the first must have guided the next"
 
 
 def test_real_time_chunking_gives_equal_tables_though_rows_differ_in_delay(tmp_path: Path) -> None:
@@ -355,18 +403,55 @@ def test_pi0_takes_the_noise_and_left_over_that_we_hand_it() -> None:
     assert "noise" in inspect.signature(PI0Pytorch.sample_actions).parameters
 
 
-def test_a_policy_that_draws_where_nobody_can_see_it_is_refused() -> None:
-    class Config:
-        type = "vqbet"
+PLAYED = {"act", "diffusion", "smolvla", "pi0", "pi05"}
 
-    class Policy:
-        config = Config()
 
-        def predict_action_chunk(self, batch: Any) -> torch.Tensor:
-            return torch.zeros(1)
+def test_every_type_of_lerobot_is_played_or_refused_with_a_reason() -> None:
+    import lerobot.policies.factory  # noqa: F401  # registers the types
+    from lerobot.configs.policies import PreTrainedConfig
 
-    with pytest.raises(ConfigError, match="draws nothing or takes noise="):
-        as_chunk_policy(Policy())
+    for kind in PreTrainedConfig.get_known_choices():
+
+        class Policy:
+            config = SimpleNamespace(type=kind, chunk_size=2)
+
+            def predict_action_chunk(self, batch: Any, noise: Any = None) -> torch.Tensor:
+                return torch.zeros(1)
+
+        if kind in PLAYED:
+            LeRobotPolicy(Policy())
+        else:
+            with pytest.raises(ConfigError, match=rf"type '{kind}': expected one that .*, got one that \w+"):
+                LeRobotPolicy(Policy())
+
+
+def test_a_policy_in_another_interpreter_plays_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = saved(act(), tmp_path)
+    lines = Path(__file__).read_text().split("_library = ")[1].splitlines()[:3]  # as above, for torchvision
+    (tmp_path / "sitecustomize.py").write_text("\n".join(["import torch", f"_library = {lines[0]}", *lines[1:]]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    there = play(f"python:{sys.executable}:lerobot:{directory}", 2)
+    assert there == play(load_lerobot_policy(directory), 3)
+
+
+def test_renamed_cameras_are_played_through_a_map(tmp_path: Path) -> None:
+    plain = play(load_lerobot_policy(saved(act(), tmp_path / "plain")), 3)
+    renamed = act()
+    renamed.config.input_features = {
+        "observation.state": INPUTS["observation.state"],
+        "observation.images.top_view": INPUTS["observation.images.image"],
+    }
+    directory = tmp_path / "renamed"
+    target = directory / "pretrained_model"
+    renamed.save_pretrained(target)
+    known = statistics()
+    known["observation.images.top_view"] = known.pop("observation.images.image")
+    for processor in make_pre_post_processors(renamed.config, dataset_stats=known):
+        processor.save_pretrained(target)
+    mapping = ObservationMap(keys={"observation.images.top_view": "image", "observation.state": "policy"})
+    assert play(f"lerobot:{directory}", 2, mapping=mapping) == plain
+    with pytest.raises(ConfigError, match="expected a group 'top_view'"):
+        play(f"lerobot:{directory}", 2)
 
 
 def test_the_command_line_evaluates_a_checkpoint_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,6 +464,8 @@ def test_the_command_line_evaluates_a_checkpoint_directory(tmp_path: Path, capsy
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a directory with config.json"):
         load_lerobot_policy(tmp_path)
+    with pytest.raises(ConfigError, match="'hf download lerobot/act_aloha --local-dir DIR'"):
+        load_lerobot_policy("lerobot/act_aloha")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="does not say the policy's type"):
         load_lerobot_policy(tmp_path)

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headrace
-from flat import evaluate
+from flat import ask, evaluate
 from headrace.errors import ConfigError, PolicyError
-from headrace.evaluation.cursors import TemporalEnsemble
+from headrace.evaluation.scheduling import TemporalEnsemble
 from headrace.policies import Batching, as_chunk_policy
-from headrace.policies.batching import ask
 from headrace.policies.protocol import ChunkContext
 from headrace.types import Obs
 
@@ -158,8 +157,6 @@ def _place(episode: int, batching: Batching) -> int:
     batching=st.sampled_from(
         [
             Batching(mode="fast"),
-            Batching(mode="fast", buckets=(2, 4, 8)),
-            Batching(mode="fast", buckets=(5,)),
             Batching(mode="strict", size=8),
             Batching(mode="strict", size=8, places="spread"),
             Batching(mode="strict", size=8, places="modulo"),
@@ -188,8 +185,6 @@ def test_whatever_the_batches_every_row_gets_its_own_answer(episodes: list[int],
         else:
             most = max(sum(_place(e, batching) == place for e in episodes) for place in range(batching.size))
             assert answer.calls == most, "rows that collide go into the next call, and nothing else makes one"
-    elif batching.buckets:
-        assert set(sizes) <= set(batching.buckets)
     else:
         assert sizes == [len(episodes)]
 
@@ -204,11 +199,10 @@ class CopiedBytes(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("batching", [Batching(size=4), Batching(mode="fast", buckets=(4,))], ids=["strict", "fast"])
-def test_an_observation_is_copied_as_often_however_many_batches_there_are(batching: Batching) -> None:
+def test_an_observation_is_copied_as_often_however_many_batches_there_are() -> None:
     images = torch.ones(64, 1000)
     with CopiedBytes() as copied:
-        assert ask(Spy(), {"policy": images}, _context(list(range(64))), batching).calls == 16
+        assert ask(Spy(), {"policy": images}, _context(list(range(64))), Batching(size=4)).calls == 16
     assert copied.total < 3 * images.nbytes
 
 
@@ -217,9 +211,6 @@ def test_an_observation_is_copied_as_often_however_many_batches_there_are(batchi
     [
         ({"mode": "strictly"}, "expected 'fast' or 'strict'"),
         ({"size": 0}, "expected at least 1 row"),
-        ({"mode": "fast", "buckets": (4, 2)}, "expected ascending sizes"),
-        ({"mode": "fast", "buckets": (0,)}, "expected ascending sizes"),
-        ({"mode": "strict", "buckets": (4,)}, "expected none in strict mode"),
     ],
 )
 def test_batching_refuses_what_cannot_work(fields: dict[str, object], message: str) -> None:
@@ -312,7 +303,7 @@ def test_a_lerobot_policy_says_its_sizes_and_reads_the_names_of_its_datasets() -
     assert own.seen["observation.state"] is obs["policy"]
     assert own.seen["observation.touch"] is obs["touch"]
     assert torch.equal(own.seen["observation.images.camera"], obs["camera"].permute(0, 3, 1, 2) / 255)
-    with pytest.raises(PolicyError, match=r"has 'observation.depth', expected a group 'depth'.*got \['camera'"):
+    with pytest.raises(PolicyError, match=r"reads 'observation.depth', expected a group 'depth'.*got \['camera'"):
         as_chunk_policy(DatasetPolicy("observation.depth"))(obs, _context([0, 1, 2]))
 
 

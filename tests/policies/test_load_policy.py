@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import headrace
 from headrace.errors import ConfigError, DataError, HeadraceError
 from headrace.evaluation import PlayCfg
 from headrace.learning import PPOCfg
-from headrace.policies import PolicyServer, ServeCfg
+from headrace.policies import LeRobotPolicy, PolicyServer, ServeCfg
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
 from headrace.policies.load_policy import find_policy
 from headrace.policies.protocol import ChunkContext
@@ -154,3 +155,26 @@ def test_what_is_not_there_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         headrace.load_policy("runs/nothing.pt")
     assert find_policy("published", "cartpole").origin == "published"
+
+
+PLAYED = ("act", "diffusion", "pi0", "pi05", "smolvla")
+REFUSED = (
+    *("groot", "pi0_fast", "reward_classifier", "sac", "sarm", "tdmpc", "vqbet", "wall_x", "xvla"),  # LeRobot 0.4.4
+    *("eo1", "evo1", "fastwam", "gaussian_actor", "lingbot_va", "molmoact2", "multi_task_dit"),  # 0.6.1
+    *("robometer", "topreward", "vla_jepa"),
+)
+
+
+@pytest.mark.parametrize("kind", [*PLAYED, *REFUSED])
+def test_types_of_lerobot_are_played_or_refused_with_a_reason(kind: str) -> None:
+    class Policy:
+        config = SimpleNamespace(type=kind, chunk_size=2)
+
+        def predict_action_chunk(self, batch: object, noise: object = None) -> torch.Tensor:
+            return torch.zeros(1)
+
+    if kind in PLAYED:
+        LeRobotPolicy(Policy())
+        return
+    with pytest.raises(ConfigError, match=rf"type '{kind}': expected one that .*, got one that \w+"):
+        LeRobotPolicy(Policy())

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace import load_policy
-from headrace._published import published_file
+from headrace._published import find_published_file
 from headrace.errors import ConfigError
 from headrace.policies import as_chunk_policy
 from headrace.policies.act import ActCfg, ActPolicy, instruction_numbers
 from headrace.policies.identity import current_id, policy_hash
-from headrace.policies.load_policy import shipped_policies
+from headrace.policies.load_policy import list_shipped_policies
 from headrace.policies.words_policy import PusherWordsPolicy
 
 
@@ -134,7 +134,7 @@ def test_the_id_that_0_2_gave_to_a_policy_that_ships_is_known(task: str) -> None
 
 
 def test_every_chunk_policy_that_ships_had_an_id_in_0_2() -> None:
-    assert {*shipped_policies(), "pusher-words"} == OF_0_2.keys()
+    assert {*list_shipped_policies(), "pusher-words"} == OF_0_2.keys()
 
 
 def test_neither_text_nor_place_of_headrace_is_in_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_neither_text_nor_place_of_headrace_is_in_an_id(tmp_path: Path, monkeypa
     home = sys.modules[ActPolicy.__module__.rpartition(".")[0]]
     monkeypatch.setattr(home, "__path__", [*home.__path__, str(tmp_path)])
     moved = importlib.import_module(f"{home.__name__}.moved_act")
-    policy = moved.read_policy(published_file("pusher-solid-act"))
+    policy = moved.read_policy(find_published_file("pusher-solid-act"))
     assert type(policy) is not ActPolicy
     assert policy_hash(policy) == before
     monkeypatch.setattr(moved.ActPolicy, "policy_identity", "act-2")

@@ -1,4 +1,4 @@
-"""Policy files from others: TorchScript needs trust, ONNX stays in its directory, damage is a DataError."""
+"""Policy files from others: TorchScript needs trust, ONNX stays in its directory."""
 
 from __future__ import annotations
 
@@ -89,26 +89,4 @@ def test_onnx_reads_nothing_outside_its_directory_and_runs_no_foreign_operator(t
         headrace.load_policy(model(folder / "policy.onnx", operator="Steal", domain="mine"), env)
     for location in (None, "own.bin"):
         headrace.load_policy(model(folder / "policy.onnx", location), env)
-    env.close()
-
-
-@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["pt", "onnx"])
-def test_damaged_files_are_data_errors_that_name_the_file(kind: str, count: int, tmp_path: Path) -> None:
-    file, draw, refused = tmp_path / f"policy.{kind}", np.random.default_rng(count), list[str]()
-    whole = (script(file, tmp_path / "written") if kind == "pt" else model(file)).read_bytes()
-    env = headrace.make("cartpole", 2)
-    for _ in range(count):
-        damaged = bytearray(whole)
-        for at in draw.integers(0, len(whole), int(draw.integers(1, 6))):
-            damaged[at] ^= 1 << int(draw.integers(8))
-        if draw.random() < 0.3:
-            del damaged[int(draw.integers(len(whole))) :]
-        file.write_bytes(damaged)
-        try:
-            headrace.load_policy(file, env, trust=True)
-        except DataError as error:
-            refused.append(str(error))
-    assert len(refused) > count // 3
-    assert [message for message in refused if file.name not in message] == []
     env.close()

@@ -1,8 +1,7 @@
-"""Exports that lose nothing: frame stacks, camera names, instructions, appended episodes, spaces, environments."""
+"""Exports that lose nothing: frame stacks, camera names, instructions, spaces, environments."""
 
 from __future__ import annotations
 
-import errno
 import json
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from headrace.recording import (
     verify_dataset,
 )
 from headrace.recording._video import decode_frames
-from headrace.recording.export._lerobot import LeRobotExporter
 from headrace.types import ResetRecord, StackSpec
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -107,7 +105,7 @@ def test_names_that_do_not_fit_are_refused(camera_dataset: Path, tmp_path: Path)
     with pytest.raises(UnknownNameError, match="obs/wrist"):
         export_dataset(camera_dataset, tmp_path / "x", "lerobot", fps=25, cameras={"obs/wrist": "wrist"})
     with pytest.raises(ConfigError, match="only LeRobot"):
-        export_dataset(camera_dataset, tmp_path / "x.hdf5", "robomimic", append=True)
+        export_dataset(camera_dataset, tmp_path / "x.hdf5", "robomimic", cameras={"obs/policy": "front"})
     for name in ("", "a/b", "../x", "a\0b", "\ud800", "x" * 300):
         with pytest.raises(ConfigError, match="as the name of a camera"):
             export_dataset(camera_dataset, tmp_path / "x", "lerobot", fps=25, cameras={"obs/policy": name})
@@ -188,95 +186,6 @@ def test_the_instructions_of_an_environment_reach_its_episodes(tmp_path: Path):
     env.close()
     texts = {episode.meta.episode_id: episode.meta.instruction for episode in EpisodeDataset(tmp_path / "d")}
     assert texts == {number: f"hold episode {number}" for number in range(6)}
-
-
-def test_episodes_are_appended_and_nothing_is_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(LeRobotExporter, "unit_bytes", 20_000)
-    source, target = record_told(tmp_path / "d", 20), tmp_path / "x"
-    first = [(entry.seed, entry.episode_id) for entry in EpisodeDataset(source).entries]
-    export_dataset(source, target, "lerobot", append=True)
-    before = {file.relative_to(target): file.read_bytes() for file in (target / "data").rglob("*.parquet")}
-    assert export_dataset(source, target, "lerobot", append=True) == [target]  # nothing to do
-    record_told(source, 30, seed=1)
-    both = [(entry.seed, entry.episode_id) for entry in EpisodeDataset(source).entries]
-    order = [*first, *(key for key in both if key not in first)]
-    export_dataset(source, target, "lerobot", append=True)
-    assert verify_dataset(target).problems == ()
-    assert verify_dataset(target).episodes == len(order) > len(first)
-    check_tasks(source, target, order)
-    assert all((target / file).read_bytes() == content for file, content in before.items())
-    assert not list(tmp_path.glob("*.partial"))
-    whole = json.loads((target / "meta" / "stats.json").read_text())
-    export_dataset(source, tmp_path / "once", "lerobot")
-    once = json.loads((tmp_path / "once" / "meta" / "stats.json").read_text())
-    for key in ("action", "next.reward"):
-        for name in ("min", "max", "mean", "std", "count"):
-            # the same rows in another order: sums of float64 differ in their last digits
-            np.testing.assert_allclose(whole[key][name], once[key][name], rtol=1e-9, atol=1e-12)
-
-
-def test_an_append_cut_short_leaves_the_old_export_and_can_be_started_again(tmp_path: Path, monkeypatch):
-    source, target = record_told(tmp_path / "d", 20), tmp_path / "x"
-    export_dataset(source, target, "lerobot")
-    before = {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
-    record_told(source, 20, seed=1)
-
-    class Cut(BaseException):
-        pass
-
-    def cut(self: files.Disk, first: Path, second: Path) -> int:
-        raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.Disk, "exchange", cut)
-        with pytest.raises(Cut):
-            export_dataset(source, target, "lerobot", append=True)
-    assert {file: file.read_bytes() for file in target.rglob("*") if file.is_file()} == before
-    # a file system that cannot swap two names
-    monkeypatch.setattr(files.Disk, "exchange", lambda *_: errno.EINVAL)
-    export_dataset(source, target, "lerobot", append=True)
-    assert verify_dataset(target).episodes == len(EpisodeDataset(source))
-    assert verify_dataset(target).problems == ()
-
-
-def test_what_a_kill_after_the_exchange_leaves_is_removed_by_the_next_append(tmp_path: Path, monkeypatch):
-    source, target = record_told(tmp_path / "d", 20), tmp_path / "x"
-    export_dataset(source, target, "lerobot")
-    record_told(source, 20, seed=1)
-    with monkeypatch.context() as patch:
-        patch.setattr("headrace.recording.export.exporting.shutil.rmtree", lambda *_, **__: None)
-        export_dataset(source, target, "lerobot", append=True)
-    assert (tmp_path / "x.partial").is_dir()
-    export_dataset(source, target, "lerobot", append=True)
-    assert not (tmp_path / "x.partial").exists()
-    assert verify_dataset(target).problems == ()
-
-
-def test_what_does_not_belong_to_an_export_is_not_appended(tmp_path: Path):
-    source, target = record_told(tmp_path / "d", 20), tmp_path / "x"
-    export_dataset(source, target, "lerobot")
-    other = record_told(tmp_path / "e", 20)
-    journal = other / "journal.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    journal.write_text("".join(json.dumps({**line, "directory_sha256": "0" * 64}) + "\n" for line in lines))
-    with pytest.raises(DataError, match="has another episode of seed 0"):
-        export_dataset(other, target, "lerobot", append=True)
-    record_told(source, 20, seed=1)
-    with pytest.raises(ConfigError, match="fps is 20"):
-        export_dataset(source, target, "lerobot", append=True, fps=30)
-    about = target / "meta" / "headrace.json"
-    whole = json.loads(about.read_text())
-    for change in ({"steps": 3}, {"units": 0}, {"episodes": whole["episodes"][1:]}):  # as if others had changed it
-        about.write_text(json.dumps(whole | change))
-        with pytest.raises(DataError, match="it was changed since"):
-            export_dataset(source, target, "lerobot", append=True)
-    for change in ({"episodes": [1]}, {"episodes": [["a"]]}, {"tasks": [1]}):
-        about.write_text(json.dumps(whole | change))
-        with pytest.raises(DataError, match=r"headrace\.json"):
-            export_dataset(source, target, "lerobot", append=True)
-    about.unlink()
-    with pytest.raises(DataError, match="only an export that headrace wrote"):
-        export_dataset(source, target, "lerobot", append=True)
 
 
 def test_a_seed_of_any_size_is_exported(tmp_path: Path):

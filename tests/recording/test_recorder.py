@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -12,11 +11,11 @@ import torch
 from counting_env import CountingEnv, length_of, succeeded
 
 from headrace.errors import ConfigError, DataError, DtypeError, LifecycleError, UnknownNameError
-from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, StepFeed
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, verify_dataset
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording.fields import as_array
 from headrace.recording.running import RunningRows
-from headrace.types import ResetRecord, Step
+from headrace.types import ResetRecord
 
 EVERYTHING = ("obs", "actions", "processed_actions", "rewards", "flags", "states")
 
@@ -97,11 +96,11 @@ def meta_of(length: int) -> EpisodeMeta:
 
 
 def test_pages_that_are_given_back_twice_are_used_once():
-    values = {"obs/camera": np.zeros((2, 8192), np.uint8)}
+    values = {"obs/camera": torch.zeros(2, 8192, dtype=torch.uint8)}
     rows, everyone = RunningRows(2, values), np.arange(2)
     rows.write_first(values, everyone, everyone)
     rows.write(values, everyone, everyone, np.zeros(2, np.int64))
-    episode = rows.finish(0, meta_of(1), "episodes")
+    episode = rows.finish(0, meta_of(1))
     before = rows.lanes[0].held_bytes()
     episode.release()
     episode.release()
@@ -119,15 +118,15 @@ def test_rows_of_ragged_episodes_are_those_of_lists(seed):
         "flag": ((), np.bool_),
     }
 
-    def draw(rows: int) -> dict[str, np.ndarray | torch.Tensor]:
+    def draw(rows: int) -> dict[str, torch.Tensor]:
         made = {name: rng.integers(0, 250, (rows, *shape)).astype(dtype) for name, (shape, dtype) in kinds.items()}
         made["obs/image"] = np.asfortranarray(made["obs/image"])  # not every environment gives contiguous rows
-        return {**made, "states": torch.from_numpy(made["states"])}
+        return {name: torch.from_numpy(values) for name, values in made.items()}
 
-    def moments(values: dict[str, np.ndarray | torch.Tensor]) -> dict[str, np.ndarray | torch.Tensor]:
+    def moments(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value for name, value in values.items() if name != "flag"}
 
-    def keep(found: dict[str, np.ndarray | torch.Tensor], slot: int, row: int) -> None:
+    def keep(found: dict[str, torch.Tensor], slot: int, row: int) -> None:
         for name, values in found.items():
             lists[slot].setdefault(name, []).append(np.asarray(values[row if name == "states" else slot]).copy())
 
@@ -150,7 +149,7 @@ def test_rows_of_ragged_episodes_are_those_of_lists(seed):
             keep(found, slot, row)
         for slot in np.flatnonzero(rng.random(num_envs) < 0.01).tolist():
             if lists[slot] and rng.random() < 0.8:
-                episode = rows.finish(slot, meta_of(len(lists[slot]["flag"])), "episodes")
+                episode = rows.finish(slot, meta_of(len(lists[slot]["flag"])))
                 assert [field.name for field, _ in episode.columns()] == sorted(kinds)
                 for field, pieces in episode.columns():
                     body = b"".join(piece.tobytes() for piece in pieces)
@@ -231,14 +230,25 @@ def test_succeeded_only_keeps_no_failed_episode_and_no_short_one(tmp_path):
     assert report.finished == len(kept)
 
 
-def test_failed_episodes_go_to_a_folder_of_their_own(tmp_path):
-    record(tmp_path / "d", keep="failed_apart")
+def test_episodes_that_0_2_kept_apart_are_read_verified_and_gone_on_with(tmp_path):
+    record(tmp_path / "d")
+    journal, lines = tmp_path / "d" / "journal.jsonl", list[str]()
+    (tmp_path / "d" / "failed").mkdir()
+    for line in map(json.loads, journal.read_text().splitlines()):
+        if not line["success"]:
+            apart = line["file"].replace("episodes/", "failed/")
+            (tmp_path / "d" / line["file"]).rename(tmp_path / "d" / apart)
+            line["file"] = apart
+        lines.append(json.dumps(line) + "\n")
+    journal.write_text("".join(lines))
     failed = {file.name for file in (tmp_path / "d" / "failed").iterdir()}
     assert failed == {
         f"seed0_ep{episode.meta.episode_id:08d}.npz" for episode in EpisodeDataset(tmp_path / "d", only="failed")
     }
     assert failed
-    assert all(entry.success for entry in EpisodeDataset(tmp_path / "d").entries if not entry.failed_apart)
+    assert verify_dataset(tmp_path / "d").problems == ()
+    with EpisodeRecorder(tmp_path / "d", resume=True) as recorder:
+        assert recorder.committed == len(lines)
 
 
 def test_chosen_fields_are_recorded_and_no_others(tmp_path):
@@ -433,43 +443,3 @@ def test_a_closed_recorder_refuses_steps(tmp_path):
     recorder.close()
     with pytest.raises(LifecycleError, match="resume=True"):
         env.step()
-
-
-@pytest.mark.parametrize("gives", [("tensors",), ("arrays",), ("tensors", "arrays")], ids=" and ".join)
-def test_any_vector_environment_can_be_fed(tmp_path, gives):
-    import gymnasium
-
-    env = gymnasium.make_vec(
-        "CartPole-v1",
-        3,
-        vectorization_mode="sync",
-        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
-    )
-    finals: list[np.ndarray] = []
-    kinds = itertools.cycle(gives)
-
-    def given(values: np.ndarray) -> np.ndarray | torch.Tensor:
-        return torch.from_numpy(values) if next(kinds) == "tensors" else values
-
-    with EpisodeRecorder(tmp_path / "d") as recorder:
-        feed = StepFeed([recorder], 3)
-        obs, _ = env.reset(seed=5)
-        feed.reset({"policy": given(obs)}, seed=5)
-        for _ in range(60):
-            actions = np.ones(3, np.int64)
-            obs, reward, terminated, truncated, info = env.step(actions)
-            extra = {}
-            if "final_obs" in info:
-                mask = info["_final_obs"]
-                finals += [info["final_obs"][slot] for slot in np.flatnonzero(mask)]
-                full = np.stack([row if row is not None else np.zeros(4, np.float32) for row in info["final_obs"]])
-                extra = {"final_obs": {"policy": given(full)}, "_final_obs": given(mask)}
-            tensors = [given(x) for x in (reward, terminated, truncated)]
-            feed.step(given(actions), Step({"policy": given(obs)}, *tensors, extra))
-    env.close()
-    episodes = list(EpisodeDataset(tmp_path / "d"))
-    assert len(episodes) == len(finals) > 6
-    recorded = {episode.read("obs/policy")[-1].tobytes() for episode in episodes}
-    assert recorded == {final.tobytes() for final in finals}
-    assert episodes[0].read("actions").dtype == np.int64
-    assert episodes[0].meta.success is None

@@ -1,4 +1,5 @@
 """Write identifiable steps to a store on disk until killed, as fast as possible: run by the tests of readers.
+A store that is there already is gone on with.
 
 Frame t of environment e is filled with 1000 · e + t; so are the action and the extra. Episodes end, are cut off and
 begin anew at t = 0 (mod 50) of their own clock, so that every kind of end comes often.
@@ -7,6 +8,7 @@ begin anew at t = 0 (mod 50) of their own clock, so that every kind of end comes
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -25,7 +27,10 @@ def frame(clock: torch.Tensor) -> torch.Tensor:
 
 def write(directory: str) -> None:
     """Every seventh step ends, every eleventh is cut off."""
-    store = ReplayBuffer(NUM_ENVS * LENGTH, NUM_ENVS, OBSERVATION, ACTION, stack=STACK, directory=directory)
+    if Path(directory, "manifest.json").exists():
+        store = ReplayBuffer.open(directory)
+    else:
+        store = ReplayBuffer(NUM_ENVS * LENGTH, NUM_ENVS, OBSERVATION, ACTION, stack=STACK, directory=directory)
     clock = torch.zeros(NUM_ENVS, dtype=torch.int64)
     first = frame(clock).repeat(1, 2, 1)
     obs, no = first, torch.zeros(NUM_ENVS, dtype=torch.bool)

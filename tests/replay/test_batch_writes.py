@@ -81,8 +81,7 @@ def samplers():
     }
 
 
-@settings(deadline=None, max_examples=60)
-@given(
+BATCHES = given(
     layout=st.sampled_from(sorted(SPACES)),
     num_envs=st.integers(1, 3),
     length=st.integers(2, 9),
@@ -92,7 +91,22 @@ def samplers():
     seed=st.integers(0, 10_000),
     end_rate=st.sampled_from([0.0, 0.2, 0.5]),
 )
-def test_batches_give_the_same_store_as_their_steps(layout, num_envs, length, sizes, ids, sampler, seed, end_rate):
+
+
+@settings(deadline=None, max_examples=60)
+@BATCHES
+def test_batches_give_the_same_store_as_their_steps(**drawn):
+    check_batches(**drawn)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=1000)
+@BATCHES
+def test_a_thousand_streams_of_batches_give_the_same_store_as_their_steps(**drawn):
+    check_batches(**drawn)
+
+
+def check_batches(layout, num_envs, length, sizes, ids, sampler, seed, end_rate):
     spaces, stack = SPACES[layout]
     make_sampler = samplers()[sampler]
     whole, single = (make(layout, num_envs, length, sampler=make_sampler(), n_step=2, gamma=0.9) for _ in range(2))
@@ -130,11 +144,28 @@ def boundaries(batch) -> torch.Tensor:
 @pytest.mark.parametrize("form", ["compact", "delta"])
 @pytest.mark.parametrize("layout", sorted(SPACES))
 def test_smaller_forms_are_exact_but_for_boundaries(layout, form, where, tmp_path):
+    check_form(layout, form, 3, 12, (5, 1, 9, 4), 4, tmp_path / "store" if where == "disk" else None)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=1000)
+@given(
+    layout=st.sampled_from(sorted(SPACES)),
+    form=st.sampled_from(["compact", "delta"]),
+    num_envs=st.integers(1, 4),
+    length=st.integers(2, 14),
+    sizes=st.lists(st.integers(1, 14), min_size=1, max_size=5),
+    seed=st.integers(0, 10_000),
+)
+def test_a_thousand_streams_of_smaller_forms_are_exact_but_for_boundaries(**drawn):
+    check_form(**drawn)
+
+
+def check_form(layout, form, num_envs, length, sizes, seed, directory=None):
     spaces, stack = SPACES[layout]
-    num_envs, length = 3, 12
-    buffer = make(layout, num_envs, length, directory=tmp_path / "store" if where == "disk" else None)
-    store, stream = NaiveStore(num_envs, length), Stream(4, num_envs, spaces, stack, "same_step")
-    for size in (5, 1, 9, 4):
+    buffer = make(layout, num_envs, length, directory=directory)
+    store, stream = NaiveStore(num_envs, length), Stream(seed, num_envs, spaces, stack, "same_step")
+    for size in sizes:
         batch = batch_of([stream.step(ACTION) for _ in range(size)], store, ids=True)
         if form == "delta":
             batch = to_delta(batch)
@@ -142,6 +173,8 @@ def test_smaller_forms_are_exact_but_for_boundaries(layout, form, where, tmp_pat
             batch = batch.copy()
             batch["next"] = batch["next"].exclude("observation")
         buffer.extend(batch)
+    if not len(buffer):
+        return
     ours, index = buffer.get(buffer.indices()).clone(), store.index()
     assert boundaries(ours).any()
     for b, edge in enumerate(boundaries(ours).tolist()):

@@ -16,7 +16,7 @@ from replay_reference import NaiveStore, Row, bits, check_batch
 from headrace.errors import DataError, IdError, LifecycleError
 from headrace.files import FileHash, Manifest
 from headrace.replay import ArraySpec, ReplayBuffer, SliceSampler
-from headrace.replay import _durability as durability
+from headrace.replay import _blocks as durability
 from headrace.types import Step
 
 
@@ -235,9 +235,22 @@ def test_a_forked_child_cannot_write_its_parents_store(tmp_path) -> None:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        assert "belongs to the process that opened it" in pipe.read()
+        assert f"belongs to process {os.getpid()}" in pipe.read()
     os.waitpid(child, 0)
     assert len(buffer) == NUM_ENVS * LENGTH
+
+
+@pytest.mark.parametrize("name", ["final", "prefix"])
+def test_a_side_row_that_no_store_has_is_refused_before_memory_is_taken_for_it(name, tmp_path) -> None:
+    buffer, _, _ = fill(tmp_path / "store", 30)
+    buffer.close()
+    file = tmp_path / "store" / f"{name}.bin"
+    rows = np.fromfile(file, np.int32)
+    assert (rows >= 0).any()
+    rows[rows >= 0] = np.arange((rows >= 0).sum()) + 2**30
+    rows.tofile(file)
+    with pytest.raises(DataError, match=r"final\.bin, prefix\.bin: side row 1,07"):
+        ReplayBuffer.open(tmp_path / "store")
 
 
 def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path) -> None:

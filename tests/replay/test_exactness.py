@@ -79,9 +79,7 @@ def feed(buffer, store, stream, steps, action, *, hand_on=False):
         buffer.extend(nested(obs), act, step._replace(obs=nested(step.obs), info=info), active)
 
 
-@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
-@settings(deadline=None, max_examples=150)
-@given(
+STREAMS = given(
     layout=layouts(),
     num_envs=st.integers(1, 4),
     length=st.integers(1, 12),
@@ -90,7 +88,7 @@ def feed(buffer, store, stream, steps, action, *, hand_on=False):
     sampler=st.sampled_from(
         ["uniform", "once", "prioritized", "slices", "burn_in", "favored", "padded", "trajectories"]
     ),
-    where=st.sampled_from(["memory", "memory", "disk", "lz4"]),
+    where=st.sampled_from(["memory", "memory", "disk", "lz4", "followed"]),
     autoreset=st.sampled_from(["same_step", "disabled"]),
     action=st.sampled_from(
         [ArraySpec((), torch.int64), ArraySpec((3,), torch.float32), ArraySpec((2, 2), torch.uint8)]
@@ -99,13 +97,37 @@ def feed(buffer, store, stream, steps, action, *, hand_on=False):
     end_rate=st.sampled_from([0.0, 0.1, 0.5]),
     hand_on=st.booleans(),
 )
-def test_every_field_equals_a_store_that_keeps_everything(
-    layout, num_envs, length, steps, n_step, sampler, where, autoreset, action, seed, end_rate, hand_on
-):
+"""Streams of steps into stores of every kind; ``followed`` is on disk and compared through a reader."""
+
+
+@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
+@settings(deadline=None, max_examples=150)
+@STREAMS
+def test_every_field_equals_a_store_that_keeps_everything(**drawn):
+    check_stream(**drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
+@settings(deadline=None, max_examples=2500)
+@STREAMS
+def test_thousands_of_streams_equal_a_store_that_keeps_everything(**drawn):
+    check_stream(**drawn)
+
+
+@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
+@pytest.mark.parametrize("sampler", ["uniform", "once", "prioritized", "slices", "favored", "padded", "trajectories"])
+def test_a_reader_that_follows_a_writer_keeps_its_index_right(sampler):
+    layout, action = ({"": ArraySpec((2,), torch.float32)}, {}), ArraySpec((), torch.int64)
+    for seed in range(5):
+        check_stream(layout, 2, 12, 40, 1, sampler, "followed", "same_step", action, seed, 0.3, False)
+
+
+def check_stream(layout, num_envs, length, steps, n_step, sampler, where, autoreset, action, seed, end_rate, hand_on):
     spaces, stack = layout
     gamma = 0.9
     run = min(3, length)
-    chosen = {
+    make = {
         "uniform": UniformSampler,
         "prioritized": PrioritizedSampler,
         "slices": lambda: SliceSampler(run),
@@ -114,25 +136,26 @@ def test_every_field_equals_a_store_that_keeps_everything(
         "favored": lambda: PrioritizedSampler(run),
         "padded": lambda: SliceSampler(run, strict=False, span=True),
         "trajectories": TrajectorySampler,
-    }[sampler]()
+    }[sampler]
     with tempfile.TemporaryDirectory() as directory:
         buffer = ReplayBuffer(
-            length * num_envs, num_envs, nested(spaces), action, stack=stack, sampler=chosen, n_step=n_step,
-            gamma=gamma, autoreset=autoreset, directory=directory if where == "disk" else None,
+            length * num_envs, num_envs, nested(spaces), action, stack=stack, sampler=make(), n_step=n_step,
+            gamma=gamma, autoreset=autoreset, directory=directory if where in ("disk", "followed") else None,
             codec="lz4" if where == "lz4" else None,
         )  # fmt: skip
-        compare(buffer, spaces, stack, steps, n_step, gamma, sampler, run, action, seed, end_rate, hand_on)
+        seen = ReplayBuffer.open(directory, read_only=True, sampler=make()) if where == "followed" else buffer
+        compare(buffer, seen, spaces, stack, steps, n_step, gamma, sampler, run, action, seed, end_rate, hand_on)
         buffer.close()
 
 
-def compare(buffer, spaces, stack, steps, n_step, gamma, sampler, run, action, seed, end_rate, hand_on):
-    """Feed a buffer and the reference, and compare everything twice on the way."""
+def compare(writer, buffer, spaces, stack, steps, n_step, gamma, sampler, run, action, seed, end_rate, hand_on):
+    """Feed a buffer and the reference, and compare everything four times on the way, as ``buffer`` sees it."""
     num_envs, length, autoreset = buffer.num_envs, buffer.spec.length, buffer.spec.autoreset
     store = NaiveStore(num_envs, length)
     stream = Stream(seed, num_envs, spaces, stack, autoreset)
     stream.end_rate = end_rate
-    for _ in range(2):
-        feed(buffer, store, stream, (steps + 1) // 2, action, hand_on=hand_on)
+    for part in range(4):
+        feed(writer, store, stream, (steps + 3 - part) // 4, action, hand_on=hand_on)
         assert len(buffer) == sum(len(rows) for rows in store.rows)
         assert sorted(buffer.indices().tolist()) == sorted(store.index())
         if len(buffer):

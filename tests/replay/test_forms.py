@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from headrace.errors import ConfigError, DataError, DtypeError
-from headrace.replay.forms import delta_error_bound, drop_next, from_delta, reconstruct_next, to_delta
+from headrace.replay.forms import drop_next, from_delta, reconstruct_next, to_delta
 
 
 def batch_of(ids, counts, done=None, dtype=torch.float32) -> TensorDict:
@@ -101,6 +101,20 @@ def test_forms_that_cannot_give_n_steps_refuse_with_the_reason():
 floats = st.floats(-1000, 1000, width=32)
 
 
+def spacing(value: torch.Tensor) -> torch.Tensor:
+    """Distance between numbers of this dtype at |value|, float64: 2^exponent · eps."""
+    info = torch.finfo(value.dtype)
+    _, exponent = torch.frexp(value.abs().double().clamp(min=info.smallest_normal))
+    return torch.ldexp(torch.full(value.shape, info.eps, dtype=torch.float64), exponent - 1)
+
+
+def error_bound(obs: torch.Tensor, following: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Three roundings to nearest, each by at most half a unit in the last place: of the difference, small, the sum."""
+    difference = following - obs
+    small = difference.to(dtype)
+    return 0.5 * (spacing(difference) + spacing(small) + spacing(obs + small.to(obs.dtype)))
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     pairs=st.lists(st.tuples(floats, floats), min_size=1, max_size=20),
@@ -112,7 +126,7 @@ def test_the_error_of_a_delta_never_passes_its_bound(pairs, dtype):
     full["observation"], full["next", "observation"] = obs, following
     restored = from_delta(to_delta(full, delta_dtype=dtype))["next", "observation"]
     error = (restored.double() - following.double()).abs()
-    bound = delta_error_bound(obs, following, dtype)
+    bound = error_bound(obs, following, dtype)
     assert (error <= bound).all()
     # and the bound is no idle one: below a thousandth (2⁻¹⁰ and 2⁻⁷ are the steps of the two) of the numbers involved
     scale = (following - obs).double().abs() + restored.double().abs() * 2**-10 + 2.0**-14

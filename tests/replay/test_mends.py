@@ -257,3 +257,24 @@ def test_tensors_of_a_device_are_taken_and_batches_come_back_on_it() -> None:
         for key in ("observation", "action", ("next", "observation"), ("next", "reward"), "_weight"):
             assert torch.equal(ours[key].cpu(), theirs[key]), key
         assert buffer.get(index[:3])["action"].is_cuda
+
+
+def test_environments_have_discounts_of_their_own_also_after_a_restart(tmp_path) -> None:
+    gammas = (0.5, 0.9)
+    buffer = make(n_step=3, gamma=gammas, directory=tmp_path / "d")
+    feed(buffer, 12)
+    each = [make(n_step=3, gamma=gamma) for gamma in gammas]
+    for other in each:
+        feed(other, 12)
+    buffer.close()
+    for found in (everything(ReplayBuffer.open(tmp_path / "d", read_only=False)), everything(buffer)):
+        env = found["index"] % N
+        for key in (("next", "reward"), "gamma"):
+            expected = torch.stack([everything(other)[key] for other in each])[env, torch.arange(len(env))]
+            assert torch.equal(found[key], expected)
+    with pytest.raises(ConfigError, match="one for each of 2 environments, got 3"):
+        make(gamma=(0.5, 0.9, 0.9))
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        make(gamma=(0.5, 1.9))
+    with pytest.raises(ConfigError, match="one for each of 2 environments, got 1"):
+        each[0].with_sampler(TrajectorySampler(), "other", gamma=[0.5])

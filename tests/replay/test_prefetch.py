@@ -12,7 +12,7 @@ from test_mixture import filled
 
 from headrace.errors import ConfigError, LifecycleError
 from headrace.replay import Mixture
-from headrace.replay._prefetch import Batches
+from headrace.replay._batches import Batches
 from pretend_cuda import PretendTensor, _Dispatch, _Functions, pretend_cuda
 
 

@@ -24,6 +24,8 @@ SAMPLERS = {
     "slices": lambda: SliceSampler(3),
     "short": lambda: SliceSampler(5, strict=False),
     "whole": TrajectorySampler,
+    "prioritized": PrioritizedSampler,
+    "favored": lambda: PrioritizedSampler(3),
 }
 
 
@@ -89,8 +91,6 @@ def test_a_reader_follows_and_cannot_write(tmp_path):
             call()
     with pytest.raises(ConfigError, match="save and copy it where it is written"):
         reader.save(tmp_path / "saved")
-    with pytest.raises(ConfigError, match="no priorities"):
-        ReplayBuffer.open(tmp_path, read_only=True, sampler=PrioritizedSampler())
     with pytest.raises(ConfigError, match="has its samplers already"):
         ReplayBuffer.open(tmp_path, sampler=SliceSampler(2))
 
@@ -108,3 +108,28 @@ def test_an_epoch_of_a_reader_goes_on_while_the_writer_writes(tmp_path):
         seen += reader.sample(NUM_ENVS)["index"].tolist()
         writer.extend(obs, action, step)
     assert sorted(seen) == sorted(stored), "every transition that was there once, though there are more by now"
+
+
+def test_a_cut_that_is_being_written_while_a_reader_opens_is_indexed_once(tmp_path, monkeypatch):
+    writer = ReplayBuffer(NUM_ENVS * LENGTH, NUM_ENVS, OBSERVATION, ACTION, directory=tmp_path)
+    action, no = torch.zeros(NUM_ENVS, dtype=torch.int64), torch.zeros(NUM_ENVS, dtype=torch.bool)
+
+    def extend(value: int) -> None:
+        obs = torch.full((NUM_ENVS, *OBSERVATION.shape), value)
+        writer.extend(obs, action, Step(obs, torch.ones(NUM_ENVS), no, no, {}))
+
+    for _ in range(3):
+        extend(1)
+    opened: list[ReplayBuffer] = []
+    commit = writer.store.record.write
+
+    def open_and_commit(*rows) -> None:
+        opened.append(ReplayBuffer.open(tmp_path, read_only=True, sampler=TrajectorySampler()))
+        commit(*rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.store.record, "write", open_and_commit)
+        extend(2)  # does not go on from what is stored: the flag of the cut is there before the step counts
+    (reader,) = opened
+    assert set(reader.sample(1)["step_count"].flatten().tolist()) == {0, 1, 2}
+    assert reader.sampler.mass == NUM_ENVS, "one whole trajectory per environment"

@@ -46,7 +46,7 @@ def test_rollouts_in_a_row_give_back_what_they_were_given(steps, num_envs, frame
 
 
 def check(buffer, given_, autoreset):
-    rollout, distinct = buffer.rollout(), buffer.distinct_observations() if any(g[3].any() for g in given_) else None
+    rollout = buffer.rollout()
     finals = {(int(t), int(e)): k for k, (t, e) in enumerate(zip(rollout.final_step, rollout.final_env, strict=True))}
     last_of = {}
     expected_ends = set()
@@ -69,8 +69,6 @@ def check(buffer, given_, autoreset):
                 expected_ends.add((t, e))
             for name in obs:
                 assert torch.equal(rollout.obs[name][t, e], obs[name][e])
-                assert torch.equal(distinct.obs[name][distinct.index[t, e]], obs[name][e])
-                assert torch.equal(distinct.obs[name][distinct.next_index[t, e]], following[name][e])
                 if (t, e) in finals:
                     assert torch.equal(rollout.final_obs[name][finals[t, e]], following[name][e])
             assert torch.equal(rollout.action[t, e], action[e])
@@ -78,17 +76,19 @@ def check(buffer, given_, autoreset):
             assert rollout.terminated[t, e] == step.terminated[e]
             assert rollout.truncated[t, e] == step.truncated[e]
             assert rollout.extras["log_prob"][t, e] == log_prob[e]
+    backwards = torch.arange(rollout.active.shape[1] - 1, -1, -2)
+    for name, part in buffer.observations(backwards).items():
+        assert torch.equal(part, rollout.obs[name][:, backwards])
+    assert buffer.rollout(observations=False).obs == {}
     assert set(finals) == expected_ends
     for e, (following, t) in last_of.items():
         assert not rollout.cut[t, e]
         if following is not None:
             for name in following:
                 assert torch.equal(rollout.last_obs[name][e], following[name][e])
-    if distinct is None:
-        return
     acted = int(rollout.active.sum())
-    rows = next(iter(distinct.obs.values())).shape[0]
-    assert rows == acted + len(last_of) + len(expected_ends)
+    if not acted:
+        return
     count = min(3, acted)
     batches = list(buffer.minibatches(count, seed=1, epoch=2))
     places = torch.cat([batch["place"] for batch in batches])
@@ -108,8 +108,6 @@ def test_a_full_buffer_and_wrong_extras_are_refused():
         RolloutBuffer(1, 2, spaces, ACTION, extras={"action": ArraySpec((), torch.float32)})
     stream = Stream(0, 2, spaces, {}, "same_step")
     obs, action, step, active = stream.step(ACTION)
-    with pytest.raises(LifecycleError, match="nothing is stored"):
-        buffer.distinct_observations()
     with pytest.raises(ShapeError, match="extras"):
         buffer.extend(obs, action, step, active)
     with pytest.raises(ShapeError, match="value"):
@@ -120,6 +118,16 @@ def test_a_full_buffer_and_wrong_extras_are_refused():
         buffer.extend(obs, action, step, active, {"value": torch.zeros(2)})
     with pytest.raises(ShapeError, match="count"):
         next(buffer.minibatches(9, seed=0))
+
+
+def test_a_stack_of_another_order_is_refused():
+    stack = StackSpec(frames=3, dim=0)
+    spaces = {"": ArraySpec((3, 2, 2), torch.uint8)}
+    stream = Stream(3, 2, spaces, {"": stack}, "disabled")
+    buffer = RolloutBuffer(4, 2, spaces[""], ACTION, stack=stack, autoreset="disabled")
+    obs, action, step, active = stream.step(ACTION)
+    with pytest.raises(ShapeError, match="from newest to oldest"):
+        buffer.extend(obs[""].flip(1), action, step._replace(obs=step.obs[""].flip(1)), active)
 
 
 def test_frames_are_kept_once():

@@ -88,14 +88,3 @@ def test_move_copies_rows_across_shards():
     kernels.move(space.place, np.array([0, 7]), np.array([5, 2]))
     before[[0, 7]] = before[[5, 2]]
     assert np.array_equal(space.content, before)
-
-
-def test_one_slow_team_sends_the_next_copies_to_one_thread_for_a_while() -> None:
-    pace = kernels.Pace()
-    pace.took(1e-3, 10_000_000)
-    pace.took(3e-3, 10_000_000)  # slower, but so it goes out of cache
-    assert pace.together()
-    pace.took(8e-3, 10_000_000)
-    assert [pace.together() for _ in range(65)] == [False] * 64 + [True]
-    pace.took(1e-3, 10_000_000)
-    assert pace.together()

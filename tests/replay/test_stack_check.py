@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_reference import NaiveStore, Stream, check_batch
 from tensordict import TensorDict
 
-from headrace.errors import ShapeError
+from headrace.errors import ConfigError, ShapeError
 from headrace.replay import ArraySpec, ReplayBuffer
 from headrace.types import StackSpec, Step
 
@@ -83,3 +88,73 @@ def test_last_observations_of_episodes_are_compared_too() -> None:
     info = {"final_obs": observed[1].flip(1).contiguous(), "_final_obs": yes}
     with pytest.raises(ShapeError, match="oldest to newest"):
         buffer.extend(observed[0].contiguous(), torch.zeros(N, 1), Step(observed[1], torch.zeros(N), yes, ~yes, info))
+
+
+def fits(spec: StackSpec, shape: tuple[int, ...]) -> bool:
+    try:
+        spec.frame_shape(shape)
+    except (ShapeError, ConfigError):
+        return False
+    return True
+
+
+@st.composite
+def disagreements(draw):
+    """How stacks are made, their shape and dtype, and how a caller says that they are made."""
+    frame = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    layout = draw(st.sampled_from(["concat", "new_axis"]))
+    dim = draw(st.integers(0, len(frame) - (layout == "concat")))
+    true = StackSpec(frames=draw(st.integers(2, 4)), dim=dim, layout=layout)
+    shape = true.stacked_shape(frame)
+    every = itertools.product(range(2, 5), range(len(shape)), ("concat", "new_axis"), ("repeat", "zero"))
+    said = (StackSpec(frames=k, dim=d, layout=where, reset=reset) for k, d, where, reset in every)
+    return (
+        true,
+        ArraySpec(shape, draw(st.sampled_from([torch.uint8, torch.float32]))),
+        draw(st.sampled_from([spec for spec in said if fits(spec, shape)])),
+    )
+
+
+DRAWN = given(case=disagreements(), num_envs=st.integers(1, 3), steps=st.integers(1, 25), seed=st.integers(0, 10_000))
+
+
+def check_said(case: tuple[StackSpec, ArraySpec, StackSpec], num_envs: int, steps: int, seed: int) -> bool:
+    """Return whether the caller's stack was refused; whatever was stored before comes back bit for bit."""
+    true, space, said = case
+    stream, refused = Stream(seed, num_envs, {"": space}, {"": true}, "same_step"), False
+    buffer = ReplayBuffer(30 * num_envs, num_envs, space, ACTION, stack=said)
+    store = NaiveStore(num_envs, 30)
+    for _ in range(steps):
+        obs, action, step, active = stream.step(ACTION)
+        info = {name: value[""] if name == "final_obs" else value for name, value in step.info.items()}
+        try:
+            buffer.extend(obs[""], action, step._replace(obs=step.obs[""], info=info), active)
+        except ShapeError:
+            refused = True
+            break
+        store.extend(obs, action, step, active, "same_step")
+    if len(buffer):
+        check_batch(buffer.get(buffer.indices()), store, 1, 0.99)
+    return refused
+
+
+@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
+@settings(deadline=None, max_examples=100)
+@DRAWN
+def test_a_stack_is_refused_or_comes_back_bit_for_bit(**drawn) -> None:
+    check_said(**drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:ReplayBuffer.*did not go on")
+def test_thousands_of_stacks_are_refused_or_come_back_bit_for_bit() -> None:
+    found: list[bool] = []
+
+    @settings(deadline=None, max_examples=2500, database=None)
+    @DRAWN
+    def check(**drawn) -> None:
+        found.append(check_said(**drawn))
+
+    check()
+    print(f"{len(found)} streams, {sum(found)} of them refused")
+    assert sum(found) > 500

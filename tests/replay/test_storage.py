@@ -66,7 +66,7 @@ def test_a_reopened_store_goes_on_where_it_stopped(tmp_path):
         buffer.close()
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_killed_writer_leaves_its_last_complete_write(tmp_path, runs):
     rng = np.random.default_rng(runs)
     for run in range(runs):

@@ -88,11 +88,52 @@ def test_looks_stay_within_their_bounds(model, seed, episode):
 def test_wrong_looks_are_refused(model):
     with pytest.raises(ConfigError, match="color"):
         AppearanceSpec(color=-0.1)
-    with pytest.raises(ConfigError, match="at most 1"):
-        AppearanceSpec(light=1.5)
+    for name in ("cam_fovy", "cam_intrinsic", "light_attenuation", "light_cutoff", "mat_rgba", "mat_texrepeat"):
+        with pytest.raises(ConfigError, match=f"{name}: expected less than 1"):
+            AppearanceSpec(**{name: 1.0})
+    for name in ("light", "light_ambient", "light_specular"):
+        AppearanceSpec(**{name: 1.0})
+        with pytest.raises(ConfigError, match=f"{name}: expected at most 1"):
+            AppearanceSpec(**{name: 1.1})
     with pytest.raises(ShapeError, match="one per row"):
         Appearance(model, LOOKS, seed=0).apply(poses_of(model, 2), np.array([1]))
     with pytest.raises(ShapeError, match="made for"):
         Appearance(mujoco.MjModel.from_xml_string(SCENES["glass"]), LOOKS, seed=0).apply(
             poses_of(model, 1), np.array([1])
         )
+
+
+WORN = """<mujoco><asset><material name="red" rgba="1 0 0 1"/><material name="green" rgba="0 1 0 1"/></asset><worldbody>
+<geom name="own" size=".1" material="red"/><geom name="worn" size=".1" material="red"/>
+<camera name="front" fovy="80" pos="0 -1 0" xyaxes="1 0 0 0 0 1"/></worldbody></mujoco>"""
+
+
+@pytest.mark.parametrize("spec", [AppearanceSpec(mat_rgba=0.2), AppearanceSpec(materials=("green",))])
+def test_a_color_of_the_row_stays_where_materials_stray(spec):
+    model = mujoco.MjModel.from_xml_string(WORN)
+    blue, plain = np.array([0, 0, 1, 1.0]), np.array(model.geom_rgba[1])
+    rows = np.repeat(np.array([blue, plain])[None], 3, 0)
+    for fields in ({"geom_rgba": rows}, {"geom_rgba": rows, "mat_rgba": np.full((3, 2, 4), 0.5)}):
+        poses = PoseReader(model).read(np.tile(model.qpos0, (3, 1)), fields=fields)
+        drawn = Appearance(model, spec, seed=0).apply(poses, np.arange(3))
+        assert (drawn.geom_rgba[:, 0] == blue).all()
+        number = 1 if spec.materials else 0
+        material = drawn.looks.get("mat_rgba", np.array(model.mat_rgba, np.float64)[None])[:, number]
+        assert np.array_equal(*np.broadcast_arrays(drawn.geom_rgba[:, 1, :3], np.clip(material[:, :3], 0, 1)))
+
+
+def test_materials_whose_color_strays_are_as_opaque_as_before():
+    model = mujoco.MjModel.from_xml_string(WORN.replace("0 1 0 1", "0 1 0 .5"))
+    drawn = Appearance(model, AppearanceSpec(mat_rgba=0.2), seed=0).apply(poses_of(model, 3), np.arange(3))
+    assert (drawn.looks["mat_rgba"][..., 3] == [1, 0.5]).all()
+    assert (drawn.geom_rgba[..., 3] == 1).all()
+    assert len(np.unique(drawn.looks["mat_rgba"][:, 0, 0])) == 3
+
+
+@pytest.mark.parametrize("fovy", [100, 0, -80])
+def test_fields_of_view_outside_0_to_180_degrees_are_refused(fovy):
+    model = mujoco.MjModel.from_xml_string(WORN)
+    looks, places = Appearance(model, AppearanceSpec(cam_fovy=0.9), seed=0), np.tile(model.qpos0, (2, 1))
+    looks.apply(PoseReader(model).read(places), np.arange(2))
+    with pytest.raises(ConfigError, match="could leave 0 to 180"):
+        looks.apply(PoseReader(model).read(places, fields={"cam_fovy": np.array([[80.0], [fovy]])}), np.arange(2))

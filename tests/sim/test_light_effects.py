@@ -158,3 +158,28 @@ def test_a_wrist_camera_sees_what_a_fixed_one_in_its_place_sees():
         assert same.mean() > 0.998
         assert np.abs(seen.depth[0] - riding.depth[row])[same].max() < 1e-4
         assert np.abs(seen.rgb[0].astype(int) - riding.rgb[row])[same].max() <= 2
+
+
+def test_highlights_in_a_mirror_do_not_depend_on_shadows() -> None:
+    # the light has highlights alone, and the mirror none of its own: a shadow changes nothing on the mirror
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><visual><headlight active="0"/></visual><asset><material name="glass" reflectance=".8" specular="0"/>
+        <material name="shiny" specular="1" shininess=".3"/></asset><worldbody>
+        <light directional="true" dir="0 .3 1" pos="0 0 -2" diffuse="0 0 0" ambient="0 0 0" specular="1 1 1"/>
+        <light directional="true" castshadow="false" dir="0 .3 -1" diffuse=".3 .3 .3" specular="0 0 0"/>
+        <geom type="plane" size="2 2 .1" material="glass"/><geom size=".4" pos="0 0 .9" material="shiny"/>
+        <camera name="eye" pos="0 -3 1.5" xyaxes="1 0 0 0 .5 1"/></worldbody></mujoco>"""
+    )
+    poses = PoseReader(model).read(model.qpos0[None])
+    pictures = [
+        NativeCamera(
+            model,
+            CameraSpec(name="eye", width=80, height=60, specular=True, reflections=True, shadows=shadows),
+        ).render(poses)
+        for shadows in (False, True)
+    ]
+    kinds = CameraSpec(name="eye", width=80, height=60, data_types=("segmentation",))
+    mirror = NativeCamera(model, kinds).render(poses).segmentation[0] == 0
+    plain, shaded = (picture.rgb[0][mirror] for picture in pictures)
+    assert plain.max() > 150, "a highlight is seen in the mirror"
+    assert np.array_equal(plain, shaded)

@@ -372,7 +372,7 @@ def test_rows_whose_world_differs_have_layers_of_their_own_and_memory_is_bounded
     spec = CameraSpec(name="front", width=40, height=30, data_types=ALL)
     looks = Appearance(model, AppearanceSpec(color=0.3, camera_position=0.1, light=0.2), seed=1)
     own = looks.apply(poses, np.array([0, 1, 2, 1, 0]))
-    monkeypatch.setattr("headrace.sim.camera._layers.MOST_BYTES", 2 * 40 * 30 * (3 + 4 + 4 + 12))
+    monkeypatch.setattr("headrace.sim.camera.native_camera.MOST_BYTES", 2 * 40 * 30 * (3 + 4 + 4 + 12))
     camera, full = NativeCamera(model, spec), NativeCamera(model, spec, layers=False).render(own)
     for order in (np.arange(5), np.array([2, 2, 0, 1, 4]), np.array([2]), np.array([0, 1, 2]), np.array([4, 3, 2])):
         over = camera.render(own.rows(order))

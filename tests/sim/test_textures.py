@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from headrace.sim import mujoco_api
 from headrace.sim.camera import _textures
 from headrace.sim.camera.camera import CameraSpec, PoseReader
 from headrace.sim.camera.native_camera import NativeCamera
@@ -51,7 +52,7 @@ def test_a_referenced_file_is_decoded_once_and_again_when_it_changes(
 ) -> None:
     decoded: list[int] = []
     load = mujoco.mj_loadTexture
-    monkeypatch.setattr(mujoco, "mj_loadTexture", lambda model, k: (decoded.append(k), load(model, k))[1])
+    monkeypatch.setattr(mujoco_api.mujoco, "mj_loadTexture", lambda model, k: (decoded.append(k), load(model, k))[1])
     first, drawn = draw(path, embed=False)
     assert len(decoded) == 2  # as a flat one, which the model has twice, and as a cube
     second, _ = draw(path, embed=False)

@@ -13,7 +13,8 @@ from headrace.envs.recipe import SimName
 from headrace.errors import ConfigError
 from headrace.sim import MujocoSim
 from headrace.sim.warp_sim import MujocoWarpSim
-from headrace.testing import Tolerance, check_simulation, check_suspend_is_exact
+from headrace.testing import Tolerance, check_simulation
+from headrace.testing.episodes import check_suspend_is_exact
 
 # float32 physics: the last digits depend on how many worlds are stepped together (measured: 1e-6 over a few steps)
 FLOAT32 = Tolerance(rtol=1e-4, atol=1e-5)

@@ -10,7 +10,6 @@ import pytest
 
 import headrace.testing._camera as module
 from headrace.cli.main import main
-from headrace.errors import ConfigError
 from headrace.sim import NativeCamera
 from headrace.testing import check_camera
 
@@ -52,9 +51,12 @@ def test_the_command_compares_a_file_and_a_task(tmp_path, capsys) -> None:
     assert main(["picture", "cartpole-camera", "--check-against", "gl", "--width", "64", "--height", "48"]) == 0
 
 
-def test_a_model_without_a_camera_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has no camera"):
-        check_camera(mujoco.MjModel.from_xml_string('<mujoco><worldbody><geom size="1"/></worldbody></mujoco>'))
+@pytest.mark.system
+def test_a_model_without_a_camera_is_seen_by_the_free_one() -> None:
+    bare = SHADOW.replace('<camera name="eye" pos="0 -2 1" xyaxes="1 0 0 0 .4 .9"/>', "")
+    (check,) = check_camera(mujoco.MjModel.from_xml_string(bare))
+    assert check.camera == "free"
+    assert check.agrees
 
 
 def test_the_command_needs_a_file_to_write_or_something_to_compare_with(capsys) -> None:

@@ -173,3 +173,36 @@ def test_people_see_the_groups_that_the_images_of_the_task_show() -> None:
     env.reset()
     assert len(np.unique(env.render_each()[0].reshape(-1, 3), axis=0)) == 1
     env.close()
+
+
+URDF = """<robot name="arm"><link name="base"><visual><geometry><box size=".2 .2 .4"/></geometry></visual>
+<inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/></inertial>
+<collision><geometry><box size=".2 .2 .4"/></geometry></collision></link></robot>"""
+MJCF = """<mujoco><worldbody><body name="ball"><freejoint/><geom size=".1"/></body></worldbody>
+<keyframe><key qpos="0 0 .05 1 0 0 0"/></keyframe></mujoco>"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("arm.urdf", URDF), ("ball.xml", MJCF), ("ball.mjcf", MJCF)])
+def test_a_bare_model_file_is_seen_by_the_free_camera(tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    seen = headrace.viewing.picture(str(file), kind="segmentation", **SIZE).values
+    assert set(np.unique(seen)) == {-1, 0}
+    with pytest.raises(ConfigError, match="a model file"):
+        headrace.viewing.picture(str(file), seed=3, **SIZE)
+    assert main(["picture", str(file), "--output", str(tmp_path / "a.png"), "--width", "40"]) == 0
+    with Image.open(tmp_path / "a.png") as written:
+        assert written.size == (40, 480)
+
+
+def test_a_model_file_is_drawn_in_its_first_keyframe_and_after_steps_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "ball.xml"
+    # seen from the side, so that falling shows
+    file.write_text(MJCF.replace("<worldbody>", '<worldbody><camera name="side" pos="0 -3 .05" xyaxes="1 0 0 0 0 1"/>'))
+
+    def height(**more: Any) -> float:
+        seen = headrace.viewing.picture(str(file), kind="segmentation", **SIZE, **more).values
+        return float(np.nonzero(seen == 0)[0].mean())
+
+    assert height() == pytest.approx(14.5, abs=0.6)
+    assert height(num_steps=200) > height() + 4

@@ -190,7 +190,6 @@ class _Narrator(_event.Listener):
     def _warn(self, name: str) -> None:
         _LOG.warning(
             "compiling kernels for their first use on this machine, at the moment %s; later runs load them from %s. "
-            "'headrace doctor --compile' compiles all of them at once. "
             "To silence this: logging.getLogger('headrace.kernels').setLevel('ERROR')",
             name,
             cache_directory(),

@@ -7,31 +7,13 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.bench._benchmark import Benchmark, RunSettings
-    from headrace.bench._builders import PlayBuilder, RuntimeBuilder, SuccessRule, TrainingBuilder
-    from headrace.bench._bundle_files import read_bundle
-    from headrace.bench._capture import describe_library
-    from headrace.bench.comparing import report, sweep
-    from headrace.bench.comparison import CompareCfg
-    from headrace.bench.measured.run import run, runtime, startup
-    from headrace.bench.story import demo
+    from headrace.bench._bundle_files import read_bundle as read_bundle
+    from headrace.bench.builders import SuccessRule as SuccessRule
+    from headrace.bench.comparing import report as report
+    from headrace.bench.comparing import sweep as sweep
+    from headrace.bench.comparison import CompareCfg as CompareCfg
+    from headrace.bench.measured.run import run as run
+    from headrace.bench.measured.run import runtime as runtime
+    from headrace.bench.measured.run import startup as startup
 
-__all__ = [
-    "Benchmark",
-    "CompareCfg",
-    "PlayBuilder",
-    "RunSettings",
-    "RuntimeBuilder",
-    "SuccessRule",
-    "TrainingBuilder",
-    "demo",
-    "describe_library",
-    "read_bundle",
-    "report",
-    "run",
-    "runtime",
-    "startup",
-    "sweep",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -3,13 +3,10 @@
 An evaluation keeps neither when it ran nor what it used, so its bundle has outcomes only: no rates, no resources.
 
 The JSON Schema of the bundles: ``python -m headrace.bench._bundle_files docs/schema`` writes it.
-
-``versions.json`` beside it keeps a digest per schema version. Fields that change without a new version are refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,66 +16,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from headrace.bench import _isaaclab_reader, schema
-from headrace.bench._builders import EpisodeTally
-from headrace.bench.schema import BUNDLES, SCHEMA_VERSION, Statistic, with_label
-from headrace.errors import ConfigError, DataError
-from headrace.files import write_whole
+from headrace.bench import schema
+from headrace.bench.builders import EpisodeTally
+from headrace.bench.schema import BUNDLES, SCHEMA_VERSION, with_label
+from headrace.errors import DataError
+from headrace.files import read_text, write_whole
 
 if TYPE_CHECKING:
     from headrace.evaluation import Evaluation
 
-VERSIONS = "versions.json"
 
-
-def json_schemas() -> dict[str, dict[str, object]]:
+def json_schemas() -> dict[str, dict[str, Any]]:
     """File name → JSON Schema of what is written; every field is there, missing values are null."""
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for kind, bundle in BUNDLES.items():
-        schema = bundle.model_json_schema(mode="serialization")
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"headrace/{kind}-{SCHEMA_VERSION}"}
-        found[f"{kind}.json"] = {**head, **schema}
+        found[f"{kind}.json"] = head | bundle.model_json_schema(mode="serialization")
     return found
 
 
-def digest(schemas: dict[str, dict[str, object]]) -> str:
-    """Return a hash that changes with any field, type or constraint, but not with wording."""
-    return hashlib.sha256(json.dumps(_bare(schemas), sort_keys=True).encode()).hexdigest()
-
-
-def write_schemas(folder: Path) -> None:
-    """Write the files; refused if the version of today stands there with other fields."""
-    schemas = json_schemas()
-    known = _known(folder)
-    if known.setdefault(SCHEMA_VERSION, digest(schemas)) != digest(schemas):
-        raise ConfigError(
-            f"schema: expected the fields of version {SCHEMA_VERSION} as published, got others; "
-            "raise SCHEMA_VERSION in headrace/bench/schema.py and teach _bundle_files.py to read the old one"
-        )
-    for name, form in schemas.items():
-        write_whole(folder / name, _text(form))
-    write_whole(folder / VERSIONS, _text(known))
-
-
-def _known(folder: Path) -> dict[str, str]:
-    path = folder / VERSIONS
-    return cast("dict[str, str]", json.loads(path.read_text())) if path.is_file() else {}
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def _bare(value: object) -> object:
-    """Without descriptions and titles. A field of the name is a schema itself, not a text, and stays."""
-    if isinstance(value, dict):
-        items = cast("dict[str, object]", value).items()
-        return {k: _bare(v) for k, v in items if k not in ("description", "title") or not isinstance(v, str)}
-    return [_bare(item) for item in cast("list[object]", value)] if isinstance(value, list) else value
-
-
 if __name__ == "__main__":
-    write_schemas(Path(sys.argv[1]))
+    for name, form in json_schemas().items():
+        write_whole(Path(sys.argv[1]) / name, json.dumps(form, indent=1, ensure_ascii=False) + "\n")
 
 
 EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
@@ -86,13 +45,8 @@ EVALUATION_FILES = ("evaluation.json", "evaluation.jsonl")
 
 _STATUSES: dict[str, schema.Status] = {"completed": "completed", "interrupted": "interrupted", "failed": "crashed"}
 _NOT_PLAYING = ("source", "overrides", "seed", "policy")
-_NOT_TIMED = (
-    *("steps_per_iteration", "iteration_time_s", "collection_fps", "total_fps", "iterations_per_s"),
-    "environment_step_timing",
-)
-_BEFORE = "2.0"
-_FEWER_FIELDS = "3.0"
-"""Lacks fields of today that are null then."""
+_OLDER = "3.0"
+"""Lacks fields of today, which are null then, and has fields that are not read any more."""
 
 
 def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
@@ -114,19 +68,12 @@ def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
         raise DataError(f"{source}: expected a benchmark bundle, with schema_version and run; got another JSON value")
     fields = cast("dict[str, Any]", data)
     version = fields["schema_version"]
-    if version == _BEFORE or version in _isaaclab_reader.READ:
-        try:
-            fields = _effective_rates(fields) if version == _BEFORE else _isaaclab_reader.upgrade(fields)
-        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:  # parts of another shape
-            raise DataError(f"{source}: not a valid bundle of schema {version}: {error!r}") from error
-    elif version == _FEWER_FIELDS:
-        fields = {**fields, "schema_version": schema.SCHEMA_VERSION}
-    elif version != schema.SCHEMA_VERSION:
+    if version not in (_OLDER, schema.SCHEMA_VERSION):
         raise DataError(
-            f"{source}: expected schema_version {schema.SCHEMA_VERSION}, {_FEWER_FIELDS}, {_BEFORE} or one of "
-            f"Isaac Lab's ({', '.join(_isaaclab_reader.READ)}), got {version!r}; if a newer headrace wrote it: "
-            "pip install -U headrace"
+            f"{source}: expected schema_version {schema.SCHEMA_VERSION} or {_OLDER}, got {version!r}; "
+            "if a newer headrace wrote it: pip install -U headrace"
         )
+    fields = _without_old_fields(fields)
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in schema.BUNDLES:
         raise DataError(f"{source}: expected kind to be one of {', '.join(schema.BUNDLES)}; got {kind!r}")
@@ -144,12 +91,7 @@ def parse_bundle(text: str, *, source: str = "bundle") -> schema.Bundle:
 def read_bundle(path: Path | str) -> schema.Bundle:
     """Return a bundle from a file; an evaluation or its journal as the bundle of a play."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected the JSON of a benchmark bundle, got a file that is not text") from error
-    except OSError as error:
-        raise DataError(f"{path}: expected a benchmark bundle, got: {error.strerror or error}") from error
+    text = read_text(path)
     # as the files of ``Evaluation.save`` and journals begin
     if not text[:40].replace(" ", "").lstrip("{\n").startswith('"format":"headrace-evaluation-'):
         return parse_bundle(text, source=str(path))
@@ -193,30 +135,20 @@ def bundle_paths(path: Path | str) -> list[Path]:
     return found
 
 
-def _effective_rates(old: dict[str, Any]) -> dict[str, Any]:
-    """Compute the rates of schema 2.0 from frames and times: it kept means of rates, which overstate."""
-    new: dict[str, Any] = {**old, "schema_version": schema.SCHEMA_VERSION}
-    runtime = old.get("runtime")
-    if not isinstance(runtime, dict):
-        return new
-    changed = cast("dict[str, Any]", {**runtime})
-    frames, timing = changed.get("frames"), changed.get("environment_step_timing")
-    rates = (changed.get("collection_fps") or {}).get("samples") or []
-    if old.get("kind") == "training" and changed.get("steps_per_iteration") and rates:
-        times = Statistic.of((changed["steps_per_iteration"] / rate for rate in rates), unit="s", better="lower")
-        changed["collection_time_s"] = times and times.model_dump()
-    changed["total_fps"] = changed.pop("throughput_fps", None)
-    spent = None
-    if isinstance(timing, dict):
-        step = cast("dict[str, Any]", timing)
-        seconds = step["environment_step_time_s"]
-        spent = seconds["mean"] * (seconds["n"] or 0)
-        rate = frames / spent if frames and spent else step["environment_step_fps"]["mean"]
-        changed["environment_step_timing"] = {**step, "environment_step_fps": rate}
-    if isinstance(old.get("time_split_s"), dict):
-        spent = old["time_split_s"].get("collection")
-    changed["collection_fps"] = frames / spent if frames and spent else None
-    return new | {"runtime": changed}
+def _without_old_fields(old: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a bundle that are read today."""
+    new = {**old, "schema_version": schema.SCHEMA_VERSION}
+    new.pop("per_env", None)
+    if isinstance(policy := old.get("policy"), dict):
+        kept = cast("dict[str, Any]", policy).items()
+        new["policy"] = {name: value for name, value in kept if name not in ("chunk_horizon", "chunk_execute")}
+    if isinstance(phases := old.get("phases"), dict):
+        new["phases"] = {
+            name: {key: value for key, value in cast("dict[str, Any]", phase).items() if key != "tree"}
+            for name, phase in cast("dict[str, object]", phases).items()
+            if isinstance(phase, dict)
+        }
+    return new
 
 
 def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
@@ -234,17 +166,15 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
             f"{name}: expected an evaluation that says what was played, got one without an identity; pass policy_id= "
             "(--policy-id), journal= or output= to evaluate"
         )
-    played = EpisodeTally(0)
+    played = EpisodeTally()
     for row in evaluation.episodes:
         played.add(0, row.reward, row.length, row.success, "diverged" if row.diverged else "truncated", row.episode_id)
     diverged = played.counts().diverged
     return schema.PlayBundle(
         run=schema.RunIdentity(
             run_id=f"evaluation {name}",
-            framework=None,
             config=schema.RunConfig(
                 physics_backend="unknown",
-                rendering_backend=None,
                 overrides=dict(about.get("overrides") or {}),
                 playing={name: value for name, value in about.items() if name not in _NOT_PLAYING},
             ),
@@ -255,37 +185,27 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
             duration_s=evaluation.counters.seconds,
             status=_STATUSES[evaluation.status],
             num_envs=_one(where, "num_envs", int),
-            max_iterations=None,
             status_reason=f"{evaluation.unfinished} episodes are unfinished" if evaluation.unfinished else None,
         ),
         versions=schema.Versions(
-            **{name: _one(where, name, str) for name in ("headrace", "python", "torch")},
-            **dict.fromkeys(("numpy", "mujoco", "gymnasium", "git_commit", "git_branch", "git_dirty")),
-            packages={},
+            **{name: _one(where, name, str) for name in ("headrace", "python", "torch")}, packages={}
         ),
-        hardware=schema.Hardware(
-            hostname=None, gpu_devices=[], cpu_name=_one(where, "processor", str) or "", cpu_count=None, ram_gb=None
-        ),
+        hardware=schema.Hardware(gpu_devices=[], cpu_name=_one(where, "processor", str) or ""),
         runtime=schema.Runtime(
             startup_time_s=schema.StartupTime(),
             iterations_completed=evaluation.counters.batch_steps,
             total_wall_time_s=evaluation.counters.seconds,
-            **dict.fromkeys(_NOT_TIMED),
             episodes=schema.EpisodeCounts(
                 completed=len(played.ended), diverged=diverged, unfinished=evaluation.unfinished
             ),
         ),
-        resources=schema.Resources(gpu_util_pct=None, gpu_mem_gb=None, cpu_util_pct=None, ram_gb=None),
+        resources=schema.Resources(),
         **played.outcomes(),
-        checkpoint_path=None,
-        video_path=None,
-        policy=schema.PolicyDescriptor(kind="chunk", name=str(current_id(about["policy"])), deterministic=None),
+        policy=schema.PolicyDescriptor(kind="chunk", name=str(current_id(about["policy"]))),
         plan=schema.EpisodePlan(
             kind="episodes",
             episodes_planned=evaluation.planned,
-            num_steps=None,
             first_episode_id=min(evaluation.plan, default=None),
-            shorter_than_episode=False,
         ),
         extra={"counters": asdict(evaluation.counters)} if evaluation.counters.batch_steps else {},
     )

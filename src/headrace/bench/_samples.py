@@ -21,7 +21,7 @@ from typing import Literal
 
 from headrace.bench._significance import Moments
 from headrace.bench.figures import Metric, metrics
-from headrace.bench.schema import Bundle, PlayBundle, Proportion, StartupBundle, Statistic
+from headrace.bench.schema import Bundle, PlayBundle, Proportion, StartupBundle
 
 Scale = Literal["relative", "points", "absolute"]
 Unit = Literal["run", "seed", "policy"]
@@ -43,22 +43,18 @@ class Sample:
 
     metric: Metric
     before: list[float]
-    """One value per unit; empty where only :attr:`kept` is known."""
+    """One value per unit."""
     after: list[float]
     unit: str
     """Plural: runs, seeds, policies or episodes."""
     paired: bool = False
-    kept: tuple[Moments, Moments] | None = None
-    """Moments of the sides where the bundles do not keep the values."""
-    censored: list[bool] | None = None
-    """Per value of both sides, whether the true one is only known to be larger; None where all are known."""
     refused: str | None = None
     """Why no verdict can be given."""
 
     @property
     def moments(self) -> tuple[Moments, Moments]:
         """Mean, standard deviation and number of the units of each side."""
-        return self.kept or (Moments.of(self.before), Moments.of(self.after))
+        return Moments.of(self.before), Moments.of(self.after)
 
     @property
     def by_episode(self) -> bool:
@@ -114,8 +110,7 @@ class Sample:
         """Return the standard deviation of the difference of two units, on the scale of the test."""
         if self.paired:
             return Moments.of(self.differences()).std
-        sides = self.kept or tuple(map(Moments.of, self.on_scale()))
-        return math.hypot(*(side.std for side in sides))
+        return math.hypot(*(Moments.of(side).std for side in self.on_scale()))
 
 
 class Arrangement:
@@ -134,7 +129,7 @@ class Arrangement:
             per_frame: whether the batches differ in size.
         """
         self._runs = (before, after)
-        self._metrics = {run.run.run_id: named_metrics([run], per_frame=per_frame) for run in (*before, *after)}
+        self._metrics = {run.run.run_id: find_metrics([run], per_frame=per_frame) for run in (*before, *after)}
         self._time = time_layout(before, after, notes, accept_drift=accept_drift)
         self._outcome = outcome_layout(before, after)
         # plays of one policy each: then episodes are the units
@@ -152,12 +147,8 @@ class Arrangement:
         sample = Sample(metric=metric, before=[], after=[], unit="episodes")
         sample.refused = cut_short((*self._runs[0], *self._runs[1]))
         if not all(sides):
-            kept = [_kept_moments(metric, runs) for runs in self._runs]
-            if kept[0] is None or kept[1] is None:
-                sample = self._units(metric, self._outcome)
-                sample.refused = "the bundles keep neither episodes nor their number; play again with this version"
-            else:
-                sample.kept = (kept[0], kept[1])
+            sample = self._units(metric, self._outcome)
+            sample.refused = "the bundles do not keep every episode by its id; play again with this version"
             return sample
         shared = sorted(sides[0].keys() & sides[1].keys())
         enough = max(_FEWEST_SHARED, 0.5 * max(map(len, sides)))
@@ -173,36 +164,32 @@ class Arrangement:
             for found, units, name in zip(sides, (layout.before, layout.after), "AB", strict=True)
             if 0 < len(found) < len(units)
         ]
-        censored = any(cut for side in sides for _, cut in side.values())
-        pairs = None if censored else layout.pairs
+        pairs = layout.pairs
         if pairs is not None:
             pairs = [(one, other) for one, other in pairs if one in sides[0] and other in sides[1]]
         keys = (list(sides[0]), list(sides[1])) if pairs is None else tuple(zip(*pairs, strict=True)) or ((), ())
-        chosen = [[side[key] for key in wanted] for side, wanted in zip(sides, keys, strict=True)]
-        before, after = ([value for value, _ in side] for side in chosen)
+        before, after = ([side[key] for key in wanted] for side, wanted in zip(sides, keys, strict=True))
         return Sample(
             metric=metric,
             before=before,
             after=after,
             unit=_PLURALS[layout.unit],
             paired=pairs is not None,
-            censored=[cut for side in chosen for _, cut in side] if censored else None,
             refused=f"missing in {' and '.join(missing)}" if missing else layout.refused,
         )
 
-    def _numbers(self, path: str, units: Mapping[str, list[Bundle]]) -> dict[str, tuple[float, bool]]:
-        """Return the value of each unit, and whether it is censored."""
-        found: dict[str, tuple[float, bool]] = {}
+    def _numbers(self, path: str, units: Mapping[str, list[Bundle]]) -> dict[str, float]:
+        """Return the value of each unit that has one."""
+        found: dict[str, float] = {}
         for key, runs in units.items():
             here = [self._metrics[run.run.run_id].get(path) for run in runs]
-            known = [metric for metric in here if metric is not None]
+            known = [metric.value for metric in here if metric is not None]
             if known:
-                mean = statistics.fmean(metric.value for metric in known)
-                found[key] = (mean, any(metric.censored for metric in known))
+                found[key] = statistics.fmean(known)
         return found
 
 
-def named_metrics(runs: Sequence[Bundle], *, per_frame: bool) -> dict[str, Metric]:
+def find_metrics(runs: Sequence[Bundle], *, per_frame: bool) -> dict[str, Metric]:
     """Path → the metric of the first run that has it."""
     found: dict[str, Metric] = {}
     for run in runs:
@@ -233,24 +220,6 @@ def _episode_values(metric: Metric, runs: Sequence[Bundle]) -> dict[tuple[int, i
             if value is not None
         }
     return found
-
-
-def _kept_moments(metric: Metric, runs: Sequence[Bundle]) -> Moments | None:
-    """From what bundles without episodes keep; runs of one seed repeat each other, so one of each counts."""
-    parts: list[Moments] = []
-    for run in {run.run.seed: run for run in runs}.values():
-        spread = next((found.spread for found in metrics(run) if found.path == metric.path), None)
-        if isinstance(spread, Proportion) and spread.n and spread.successes is not None:
-            rate = spread.successes / spread.n
-            parts.append(Moments(rate, math.sqrt(rate * (1 - rate)), spread.n))
-        elif isinstance(spread, Statistic) and spread.n and spread.n > 1 and spread.std is not None:
-            parts.append(Moments(spread.mean, spread.std, spread.n))
-        else:
-            return None
-    count = sum(part.n for part in parts)
-    mean = sum(part.mean * part.n for part in parts) / count
-    squares = sum((part.n - 1) * part.std**2 + part.n * (part.mean - mean) ** 2 for part in parts)
-    return Moments(mean, math.sqrt(squares / max(count - 1, 1)), count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,10 +263,10 @@ def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], notes: list[s
 def outcome_layout(before: Sequence[Bundle], after: Sequence[Bundle]) -> Layout:
     """For outcomes of runs. A run that repeats settings and seed repeats the outcome: it is no further observation."""
     if all(isinstance(run, PlayBundle) for run in (*before, *after)):
-        by_policy = [_grouped(side, policy_of) for side in (before, after)]
+        by_policy = [_group_by(side, policy_of) for side in (before, after)]
         refused = cut_short((*before, *after))
         return Layout(unit="policy", before=by_policy[0], after=by_policy[1], pairs=None, refused=refused)
-    first, second = (_grouped(side, _seed_and_settings) for side in (before, after))
+    first, second = (_group_by(side, _seed_and_settings) for side in (before, after))
     by_seed = [{runs[0].run.seed: unit for unit, runs in side.items()} for side in (first, second)]
     pairs = None
     if len(first) == len(second) == len(by_seed[0]) >= 3 and by_seed[0].keys() == by_seed[1].keys():
@@ -344,7 +313,7 @@ def _turn(run: Bundle) -> str | None:
     return None if sweep is None or repetition is None else f"{sweep} {repetition}"
 
 
-def _grouped(runs: Sequence[Bundle], key: Callable[[Bundle], str]) -> dict[str, list[Bundle]]:
+def _group_by(runs: Sequence[Bundle], key: Callable[[Bundle], str]) -> dict[str, list[Bundle]]:
     found: dict[str, list[Bundle]] = {}
     for run in runs:
         found.setdefault(key(run), []).append(run)

@@ -26,6 +26,8 @@ _EXACT = 9_999
 _WORK = 4_000_000
 """Numbers that a sample of relabelings has."""
 _CLIP = 3.0
+_NORMAL = 1e5
+"""Degrees of freedom from which the t distribution is taken to be the normal one."""
 
 
 class Shift(NamedTuple):
@@ -97,35 +99,14 @@ def clip(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.clip(values, -limit, limit) if limit else values
 
 
-def gehan_scores(values: Sequence[float], censored: Sequence[bool]) -> NDArray[np.float64]:
-    """Return per value how many others are known to be smaller less how many are known to be larger.
-
-    A censored value is only known to be larger than what is given.
-    """
-    pooled, cut = np.asarray(values, dtype=np.float64), np.asarray(censored, dtype=bool)
-    larger = (pooled[:, None] > pooled[None, :]) | (cut[:, None] & (pooled[:, None] >= pooled[None, :]))
-    larger &= ~cut[None, :]
-    return (larger.sum(axis=1) - larger.sum(axis=0)).astype(np.float64)
-
-
-def welch_p(first: Moments, second: Moments) -> float:
-    """Return the p-value of the means of two samples whose values were not kept; never below what relabeling allows."""
-    parts = [sample.std**2 / sample.n for sample in (first, second)]
-    least = least_p(first.n, second.n, paired=False)
-    difference = second.mean - first.mean
-    if not any(parts):
-        return least if difference else 1.0
-    return max(least, _t_tail(difference / math.sqrt(sum(parts)), _welch_degrees(first, second)))
-
-
 # --- intervals; ``miss`` is the chance that one misses, both ends together ---
 
 
-def paired_shift(differences: Sequence[float], miss: float = MISS) -> Shift:
+def measure_paired_shift(differences: Sequence[float], miss: float = MISS) -> Shift:
     """Return the median of all averages of two differences, with the interval that the signed-rank test keeps."""
     values = np.asarray(differences, dtype=np.float64)
     averages = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
-    return _rank_interval(averages, _signed_chances(len(values)), miss)
+    return _rank_interval(averages, _rank_sum_chances(len(values)), miss)
 
 
 def shift(first: Sequence[float], second: Sequence[float], miss: float = MISS) -> Shift:
@@ -153,11 +134,21 @@ def rate_shift(first: tuple[int, int], second: tuple[int, int], miss: float = MI
 
 def exact_rate_interval(count: int, trials: int, miss: float = MISS) -> tuple[float, float]:
     """Return the interval of Clopper and Pearson: rates of which neither tail is below ``miss / 2``."""
-    tail = miss / 2
-    low = _bisect(lambda rate: _incomplete_beta(count, trials - count + 1, rate) < tail) if count else 0.0
-    missed = trials - count
-    high = _bisect(lambda rate: _incomplete_beta(count + 1, missed, rate) < 1 - tail) if missed else 1.0
-    return low, high
+    return _least_rate(count, trials, miss / 2), 1.0 - _least_rate(trials - count, trials, miss / 2)
+
+
+def _least_rate(count: int, trials: int, tail: float) -> float:
+    """Return the rate at which at least ``count`` successes in ``trials`` have chance ``tail``; 0 for no success."""
+    if not count:
+        return 0.0
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
+    k = np.arange(count, trials + 1)
+    ways = factorials[-1] - factorials[k] - factorials[trials - k]
+
+    def chance(rate: float) -> float:
+        return float(np.exp(ways + k * math.log(rate) + (trials - k) * math.log1p(-rate)).sum())
+
+    return _bisect(lambda rate: 0.0 < rate < 1.0 and chance(rate) < tail)
 
 
 def unseen(count: int, miss: float = MISS) -> float:
@@ -180,12 +171,13 @@ def units_needed(spread: float, effect: float, alpha: float, power: float = 0.9)
 
 @functools.lru_cache(maxsize=256)
 def t_quantile(degrees: float, miss: float = MISS) -> float:
-    """Return what |t| exceeds with chance ``miss``."""
-    return 1e4 * _bisect(lambda share: _t_tail(1e4 * share, degrees) > miss)
-
-
-def _t_tail(t: float, degrees: float) -> float:
-    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+    """Return what |t| exceeds with chance ``miss``, by quadrature over its angle: t = sqrt(degrees) tan(angle)."""
+    if degrees > _NORMAL:
+        return NormalDist().inv_cdf(1 - miss / 2)
+    angles = np.linspace(0.0, math.pi / 2, 200_001)
+    density = np.cos(angles) ** (degrees - 1)
+    beyond = np.cumsum((density[1:] + density[:-1])[::-1])[::-1]
+    return math.sqrt(degrees) * math.tan(float(np.interp(-miss * beyond[0], -beyond, angles[:-1])))
 
 
 def _welch_degrees(first: Moments, second: Moments) -> float:
@@ -200,31 +192,6 @@ def _bisect(below: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) else (low, middle)
     return high
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularized incomplete beta function, by Lentz's continued fraction."""
-    if x <= 0.0 or x >= 1.0:
-        return min(max(x, 0.0), 1.0)
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    tiny = 1e-300
-    c, d = 1.0, 1.0 / max(1.0 - (a + b) * x / (a + 1), tiny)
-    fraction = d
-    for m in range(1, 500):
-        for factor in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1.0 + factor * d
-            c = 1.0 + factor / c
-            d = 1.0 / (d if abs(d) > tiny else tiny)
-            c = c if abs(c) > tiny else tiny
-            fraction *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return front * fraction / a
 
 
 @functools.lru_cache(maxsize=2)
@@ -280,7 +247,7 @@ def _rank_interval(ordered: NDArray[np.float64], chances: NDArray[np.float64], m
 
 
 @functools.lru_cache(maxsize=256)
-def _signed_chances(pairs: int) -> NDArray[np.float64]:
+def _rank_sum_chances(pairs: int) -> NDArray[np.float64]:
     """Return the chance of each sum of the ranks 1 … pairs whose sign is positive."""
     chances = np.zeros(pairs * (pairs + 1) // 2 + 1)
     chances[0] = 1.0

@@ -16,27 +16,19 @@ from collections.abc import Callable
 from typing import Any
 
 Entry = dict[str, Any]
+"""One function of a profile, or another JSON object."""
 
 
 def _entries(profile: cProfile.Profile) -> list[Entry]:
-    """Every profiled function with the callers it was called by, as JSON: keys are indices into the list."""
+    """Return every profiled function, as JSON."""
     stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]  # typeshed does not list it
-    index = {function: i for i, function in enumerate(stats)}
     return [
-        {
-            "file": function[0],
-            "line": function[1],
-            "function": function[2],
-            "calls": calls,
-            "own": own,
-            "cum": cum,
-            "callers": [[index[caller], edge[2], edge[3]] for caller, edge in callers.items() if caller in index],
-        }
-        for function, (_, calls, own, cum, callers) in stats.items()
+        {"file": function[0], "line": function[1], "function": function[2], "calls": calls, "own": own, "cum": cum}
+        for function, (_, calls, own, cum, _) in stats.items()
     ]
 
 
-def _timed(phase: Callable[[], Any], *, profiled: bool) -> tuple[Any, Entry]:
+def _time_call(phase: Callable[[], Any], *, profiled: bool) -> tuple[Any, Entry]:
     profile = cProfile.Profile() if profiled else None
     begin = time.perf_counter()
     if profile is not None:
@@ -57,7 +49,7 @@ def main() -> None:
     with open(request["answer"], "w", encoding="utf-8") as answer:
 
         def run(name: str, phase: Callable[[], Any]) -> Any:
-            result, found = _timed(phase, profiled=profiled)
+            result, found = _time_call(phase, profiled=profiled)
             answer.write(json.dumps({"phase": name, **found}) + "\n")
             answer.flush()
             return result

@@ -14,24 +14,25 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from headrace._children import Child
 from headrace._interrupts import interruptible
-from headrace.bench._benchmark import LABEL, ORDER_SEED, REPETITION, SWEEP_ID
 from headrace.bench._bundle_files import read_bundle
 from headrace.bench._samples import unsteady
-from headrace.errors import ConfigError, DataError
-from headrace.files import check_writable, read_json, write_whole
+from headrace.bench.benchmark import LABEL, ORDER_SEED, REPETITION, SWEEP_ID
+from headrace.errors import ConfigError, DataError, LifecycleError
+from headrace.files import Lock, check_writable, read_json, write_whole
 
 PLAN = "sweep.json"
 _GRACE = 30.0
 _BAD_REQUEST = 2
-_MAIN = "import sys; from headrace.cli import main; sys.exit(main())"
+_PREFIX = "headrace-sweep-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class Sweep:
         return Outcome(side, repetition, (code or 1) if failed else 0, why if failed else "", not unsteady(bundle))
 
     def _run(self, side: Side, repetition: int, folder: Path) -> tuple[int, str]:
-        command = [sys.executable, "-c", _MAIN, *self.command, *side.arguments]
+        command = [sys.executable, "-m", "headrace", *self.command, *side.arguments]
         command += ["--seed", str(self.seed + repetition), "--output", str(folder.absolute())]
         variables = {LABEL: side.label, SWEEP_ID: self.sweep_id, REPETITION: str(repetition)}
         variables[ORDER_SEED] = str(self.order_seed)
@@ -166,7 +167,7 @@ class Sweep:
             inherited = os.environ.get("PYTHONPATH")
             paths = [str(source / "src"), str(source), *([inherited] if inherited else [])]
             variables["PYTHONPATH"] = os.pathsep.join(paths)
-        process = subprocess.Popen(
+        process = Child(
             command,
             cwd=source,
             env={**os.environ, **variables},
@@ -187,23 +188,26 @@ class Sweep:
 
 @contextmanager
 def checkouts(commits: Sequence[str], repository: Path) -> Generator[list[Side]]:
-    """Yield a side per commit, each checked out to a directory that is removed after the block."""
-    shared = Path(tempfile.mkdtemp(prefix="headrace-sweep-"))
-    made: list[Path] = []
-    try:
+    """Yield a side per commit, each a clone of its own, without copies of objects, that is removed after the block."""
+    _remove_abandoned()
+    repository = Path(_git(repository, "rev-parse", "--show-toplevel"))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as shared, closing(Lock(Path(shared))):
         sides: list[Side] = []
         for commit in commits:
             number = _git(repository, "rev-parse", "--verify", f"{commit}^{{commit}}")
-            folder = shared / number
+            folder = Path(shared) / number
             if not folder.exists():
-                _git(repository, "worktree", "add", "--detach", str(folder), number)
-                made.append(folder)
+                _git(repository, "clone", "--quiet", "--shared", "--no-checkout", ".", str(folder))
+                _git(folder, "checkout", "--quiet", "--detach", number)
             sides.append(Side(label=commit, source=folder, commit=number))
         yield sides
-    finally:
-        for folder in made:
-            _git(repository, "worktree", "remove", "--force", str(folder))
-        shutil.rmtree(shared, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the clones of sweeps that were killed; one that runs holds the lock of its own."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(LifecycleError, DataError, OSError), closing(Lock(folder)):  # running, or of another user
+            shutil.rmtree(folder)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

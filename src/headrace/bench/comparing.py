@@ -10,11 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from headrace.bench._bundle_files import bundle_paths, read_bundles
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from headrace.bench._bundle_files import bundle_paths, evaluation_bundle, read_bundles
 from headrace.bench._samples import ORDER_MARK
-from headrace.bench._significance import least_units
-from headrace.bench.comparison import CompareCfg, Comparison
+from headrace.bench._significance import Moments, least_units
+from headrace.bench.comparison import CompareCfg, Comparison, MetricComparison
 from headrace.bench.comparison import compare as compare_bundles
+from headrace.bench.figures import number
 from headrace.bench.schema import BUNDLES, Bundle
 from headrace.errors import ConfigError, HeadraceError
 from headrace.files import check_writable, write_whole
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.bench._sweep import Outcome, Side, Sweep
     from headrace.bench.reporting.page import Story
     from headrace.evaluation import Evaluation
+
 
 Runs: TypeAlias = "str | Path | Bundle | Evaluation | Iterable[str | Path | Bundle | Evaluation]"
 """Bundles, evaluations, files of either, or directories of them; one or several."""
@@ -49,8 +55,6 @@ class ComparisonResult:
 
     def markdown(self) -> str:
         """Return the tables, for a pull request."""
-        from headrace.bench.comparison_output import markdown
-
         return markdown(self.comparisons, self.names)
 
 
@@ -70,7 +74,7 @@ def compare(
         ``markdown()``.
     """
     (first, notes), (second, more) = _read(before, "A"), _read(after, "B")
-    return _compared(first, second, rule or CompareCfg(), [*notes, *more], names)
+    return _judge_sides(first, second, rule or CompareCfg(), [*notes, *more], names)
 
 
 class ReportResult(NamedTuple):
@@ -91,6 +95,7 @@ def report(
     names: tuple[str, str] = ("A", "B"),
     rule: CompareCfg | None = None,
     story: Story | None = None,
+    history: bool = False,
 ) -> ReportResult:
     """Put runs on one HTML page that needs no network; with ``versus``, the page has the verdicts as well.
 
@@ -102,13 +107,16 @@ def report(
         names: of the sides.
         rule: as for :func:`compare`.
         story: what the page begins with.
+        history: draw the metrics of ``rule``, or the usual ones, over the commits of the runs, with change points.
 
     Returns:
         ``path`` of the page, ``runs`` on it, and ``notes``: files that could not be read, sides that could not be
         compared.
     """
+    from headrace.bench.reporting.history import histories
     from headrace.bench.reporting.page import report_page
 
+    rule = rule or CompareCfg()
     output = Path(output)
     if output.suffix not in (".html", ".htm"):
         raise ConfigError(f"output (--output): expected a file that ends in .html, got {str(output)!r}")
@@ -120,13 +128,20 @@ def report(
         notes = [*notes, *more]
         sides = {run.run.run_id: names[0] for run in bundles} | {run.run.run_id: names[1] for run in others}
         try:
-            found = _compared(bundles, others, rule or CompareCfg(), [], names)
+            found = _judge_sides(bundles, others, rule, [], names)
             comparisons, notes = found.comparisons, [*notes, *found.notes]
         except HeadraceError as error:
             notes.append(f"not compared: {error}")
         bundles = [*bundles, *others]
     check_writable(output.parent)
-    page = report_page(bundles, comparisons, names=names, title=title, notes=notes, sides=sides, story=story)
+    drawn = histories(bundles, rule.metrics, alpha=rule.alpha, min_effect=rule.min_effect) if history else []
+    if history and not drawn:
+        notes.append(
+            "no history: expected runs of two commits with the same task and settings; name others with --metrics"
+        )
+    page = report_page(
+        bundles, comparisons, names=names, title=title, notes=notes, sides=sides, story=story, history=drawn
+    )
     write_whole(output, page)
     return ReportResult(path=output, runs=len(bundles), notes=tuple(notes))
 
@@ -254,8 +269,6 @@ def _compare_sides(plan: Sweep, rule: CompareCfg) -> list[ComparisonResult]:
 
 
 def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
-    from headrace.bench._bundle_files import evaluation_bundle
-
     # evaluations are told by what they are not: torch is not imported to name their class
     whole = tuple(BUNDLES.values())
     single = isinstance(runs, (str, Path, *whole)) or not isinstance(runs, Iterable)
@@ -270,7 +283,7 @@ def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
     return [*bundles, *found], notes
 
 
-def _compared(
+def _judge_sides(
     before: Sequence[Bundle], after: Sequence[Bundle], cfg: CompareCfg, notes: list[str], names: tuple[str, str]
 ) -> ComparisonResult:
     first, second = ({run.kind: [it for it in side if it.kind == run.kind] for run in side} for side in (before, after))
@@ -310,3 +323,118 @@ def _sides(vary: Mapping[str, Sequence[object]] | None, commits: tuple[str, str]
     ((name, values),) = vary.items()
     option = name.replace("_", "-")
     yield [Side(label=f"{option}={value}", arguments=(f"--{option}", str(value))) for value in values]
+
+
+_STYLES = {"improved": "green", "regressed": "bold red", "unchanged": "dim", "inconclusive": "yellow"}
+_COLUMNS = ("metric", "A", "B", "change", "95 % interval", "p", "n", "variation", "verdict")
+
+
+def table(comparison: Comparison, names: tuple[str, str] = ("A", "B")) -> Table:
+    """For a terminal of 80 columns: medians over runs with their variation, the change with its interval."""
+    found = Table(title=f"{comparison.kind}: {comparison.task}", caption=_tally(comparison), box=box.SIMPLE_HEAD)
+    found.add_column("metric", overflow="fold")
+    for column in (*names, "change"):
+        found.add_column(escape(column), justify="right", overflow="fold")
+    found.add_column("verdict")
+    for row in comparison.rows:
+        path, before, after, change, interval, _, _, _, verdict = cells(row)
+        sides = [
+            center if spread is None else f"{center}\n[dim]± {spread:.1%}[/]"
+            for center, spread in zip((before, after), variations(row), strict=True)
+        ]
+        style = _STYLES.get(row.verdict or "", "dim")
+        shown = change if row.low is None else f"{change}\n[dim]{interval}[/]"
+        found.add_row(path.replace(".", ".\n"), *sides, shown, f"[{style}]{verdict}[/]")
+    return found
+
+
+def markdown(comparisons: Sequence[Comparison], names: tuple[str, str] = ("A", "B")) -> str:
+    """For a pull request."""
+    lines: list[str] = []
+    for comparison in comparisons:
+        lines += [f"### {comparison.kind}: {comparison.task}", "", _tally(comparison), ""]
+        heads = ("metric", *names, *_COLUMNS[3:])
+        lines += [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
+        for row in comparison.rows:
+            *shown, verdict = cells(row)
+            word = f"**{verdict}**" if row.verdict in ("regressed", "improved") else verdict
+            lines.append(f"| {' | '.join((*shown, word))} |".replace("\n", " "))
+        lines.append("")
+        lines += [f"- {note}" for note in all_notes(comparison)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def all_notes(comparison: Comparison) -> list[str]:
+    """Return what belongs below a table: the tests, crashes, remarks, metrics on one side only, why metrics are
+    inconclusive."""
+    notes = [f"{test}: {_list(paths, comparison)}" for test, paths in _paths_by(comparison.rows, "test").items()]
+    if comparison.failed_after:
+        notes.append(f"{comparison.failed_after} runs of side B crashed, none of side A")
+    notes += comparison.notes
+    alone = {"A": comparison.only_before, "B": comparison.only_after}
+    notes += [f"only {side} has: {', '.join(paths)}" for side, paths in alone.items() if paths]
+    open_rows = [row for row in comparison.rows if row.verdict == "inconclusive"]
+    reasons = _paths_by(open_rows, "reason")
+    return notes + [f"inconclusive: {_list(paths, comparison)}: {reason}" for reason, paths in reasons.items()]
+
+
+def cells(row: MetricComparison) -> tuple[str, ...]:
+    """Return the texts of a row: metric, both sides, change, interval, p, n, variation, verdict."""
+    sample, unit = row.sample, row.sample.metric.unit
+    noise = ["–" if spread is None else f"{spread:.1%}" for spread in variations(row)]
+    return (
+        row.path,
+        *(number(value, unit, percent=sample.scale == "points") for value in sample.centers),
+        change(row),
+        "–" if row.low is None or row.high is None else f"{_effect(row, row.low)} to {_effect(row, row.high)}",
+        "–" if row.p is None else f"{row.p:.2g}",
+        " / ".join(f"{side.n:,}" for side in sample.moments),
+        " / ".join(noise),
+        row.verdict or "–",
+    )
+
+
+def change(row: MetricComparison) -> str:
+    """Return the effect, on its scale."""
+    return "–" if row.effect is None else _effect(row, row.effect)
+
+
+def variations(row: MetricComparison) -> list[float | None]:
+    """Return the standard deviation of each side relative to its mean; None where that has no meaning, as for rates."""
+    if row.sample.scale == "points":
+        return [None, None]
+    sides = [Moments.of(side) for side in (row.sample.before, row.sample.after)]
+    return [side.std / abs(side.mean) if side.n > 1 and side.mean else None for side in sides]
+
+
+def _effect(row: MetricComparison, effect: float) -> str:
+    scale = row.sample.scale
+    if scale == "points":
+        return f"{100 * effect:+.1f} points"
+    if scale == "absolute":
+        text = number(effect, row.sample.metric.unit)
+        return text if text.startswith("-") else f"+{text}"
+    return f"{effect:+.1%}" if effect < 1.0 else f"×{1 + effect:.3g}"
+
+
+def _paths_by(rows: Sequence[MetricComparison], name: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if text := getattr(row, name):
+            found.setdefault(text, []).append(row.path)
+    return found
+
+
+def _list(paths: Sequence[str], comparison: Comparison) -> str:
+    judged = sum(row.verdict is not None for row in comparison.rows)
+    return f"all {judged} metrics" if len(paths) == judged > 1 else ", ".join(paths)
+
+
+def _tally(comparison: Comparison) -> str:
+    words = [
+        f"{comparison.count(verdict)} {verdict}"
+        for verdict in ("regressed", "improved", "unchanged", "inconclusive")
+        if comparison.count(verdict)
+    ]
+    return (", ".join(words) or "nothing to compare") + f"; {comparison.runs[0]} and {comparison.runs[1]} runs"

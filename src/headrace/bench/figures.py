@@ -1,36 +1,48 @@
-"""A bundle as named numbers: one per run and metric, with unit and direction; and as a box of them to read. Forms and
-comparisons read the numbers.
+"""A bundle as named numbers, as a box of them to read, and in the forms in which a result is written.
 
-A metric of your own needs no change here::
+There is one number per run and metric, with unit and direction; forms and comparisons read the numbers. A metric of
+your own needs no change here::
 
     @headrace.bench.figures.register_metrics
     def grasp_force(bundle):
         value = bundle.extra.get("grasp_force")
         return [] if value is None else [Metric("play", "grasp_force", value, "N", "lower", role="outcome")]
+
+A run is written in any number of forms; among them is Isaac Lab's schema 1.3, which has no null where headrace has one:
+a number that was not measured is written as 0.0 there, a text as "". Learning curves are the exception: a curve without
+episodes is null, and so is an iteration without one.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headrace._named import load
+from headrace.bench import schema
 from headrace.bench.schema import (
     Better,
     Bundle,
+    Kind,
     PlayBundle,
     Proportion,
     RuntimeBundle,
     StartupBundle,
     Statistic,
     TrainingBundle,
+    bundle_text,
 )
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownNameError
+from headrace.files import hide_secrets, write_whole
 
 Phase = Literal["startup", "runtime", "train", "play", "frametime"]
 Role = Literal["time", "memory", "outcome"]
@@ -53,8 +65,6 @@ class Metric(NamedTuple):
     """For the time of a batch: its frames. Batches of different sizes are compared per frame."""
     scales: bool = False
     """Whether the number grows with the batch in a way that no division undoes (memory, start-up)."""
-    censored: bool = False
-    """The true value is only known to be larger: the run ended before."""
 
     @property
     def path(self) -> str:
@@ -86,7 +96,7 @@ def metrics(bundle: Bundle) -> list[Metric]:
         found = _startup({name: phase.total_time_s for name, phase in bundle.phases.items()})
         found += _startup(bundle.unprofiled_s.model_dump() if bundle.unprofiled_s else {}, "_unprofiled")
     else:
-        found = _measured(bundle)
+        found = _define_measured(bundle)
     for source in _SOURCES:
         taken = {metric.path for metric in found}
         for metric in source(bundle):
@@ -110,30 +120,30 @@ def number(value: float, unit: str | None, *, percent: bool = False) -> str:
     return digits if unit is None else f"{digits} {unit}"
 
 
+Found: TypeAlias = float | Statistic | Proportion | None
+
+
 def _startup(spent: Mapping[str, float | None], suffix: str = "") -> list[Metric]:
-    return [
-        Metric("startup", name + suffix, seconds, "s", "lower", scales=True)
-        for name, seconds in spent.items()
-        if seconds is not None
-    ]
+    found = [_number("startup", name + suffix, seconds, "s", "lower", scales=True) for name, seconds in spent.items()]
+    return [metric for metrics in found for metric in metrics]
 
 
-def _measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metric]:
+def _define_measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metric]:
     runtime, resources = bundle.runtime, bundle.resources
     found = [
         *_startup(runtime.startup_time_s.model_dump()),
         *_number("runtime", "total_fps", runtime.total_fps, "frames/s", "higher"),
         *_number("runtime", "total_wall_time_s", runtime.total_wall_time_s, "s", None),
-        *_spread("runtime", "iteration_time_s", runtime.iteration_time_s, frames=runtime.steps_per_iteration),
+        *_number("runtime", "iteration_time_s", runtime.iteration_time_s, frames=runtime.steps_per_iteration),
     ]
     timing = runtime.environment_step_timing
     for part in ("environment", "simulation", "render", "task") if timing is not None else ():
         name = f"{part}_step_time_s"
-        steps = _spread("frametime", name, getattr(timing, name), frames=bundle.run.num_envs)
+        steps = _number("frametime", name, getattr(timing, name), frames=bundle.run.num_envs)
         # a task without cameras has a rendering time of exactly 0 in every run: nothing to compare
         found += [metric for metric in steps if metric.value or part != "render"]
-    found += _spread("runtime", "cpu_util_pct", resources.cpu_util_pct)
-    found += _spread("runtime", "gpu_util_pct", resources.gpu_util_pct)
+    found += _number("runtime", "cpu_util_pct", resources.cpu_util_pct)
+    found += _number("runtime", "gpu_util_pct", resources.gpu_util_pct)
     frames = runtime.frames
     if frames:
         for name, work, unit in (
@@ -149,7 +159,7 @@ def _measured(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> list[Metri
         found += _training(bundle)
     if isinstance(bundle, PlayBundle):
         for name in ("reward", "ep_length", "success_rate"):
-            found += _spread("play", name, getattr(bundle, name), role="outcome")
+            found += _number("play", name, getattr(bundle, name), role="outcome")
     return found
 
 
@@ -162,28 +172,22 @@ def _training(bundle: TrainingBundle) -> list[Metric]:
         *_number("train", "learning_s_per_kframe", learning, "s", "lower"),
         *_number("train", "reward_final_ema", reward, None, "higher", role="outcome"),
         *_number("train", "ep_length_final_ema", length, "steps", None, role="outcome"),
-        *_spread("train", "success_rate", bundle.success_rate, role="outcome"),
+        *_number("train", "success_rate", bundle.success_rate, role="outcome"),
     ]
     stop = bundle.early_stop
-    if stop is not None and stop.enabled and bundle.run.resumed_from is None:  # else its clock began in the middle
+    if stop is not None and stop.reached and bundle.run.resumed_from is None:  # else its clock began in the middle
         seconds = runtime.total_wall_time_s + (0.0 if runtime.warmup is None else runtime.warmup.seconds)
-        found.append(Metric("train", "time_to_success_s", seconds, "s", "lower", censored=not stop.reached))
+        found += _number("train", "time_to_success_s", seconds, "s", "lower")
     return found
 
 
-def _number(
-    phase: Phase, name: str, value: float | None, unit: str | None, better: Better | None, *, role: Role = "time"
-) -> list[Metric]:
-    return [] if value is None else [Metric(phase, name, value, unit, better, role=role)]
-
-
-def _spread(
-    phase: Phase, name: str, found: Statistic | Proportion | None, *, role: Role = "time", frames: int | None = None
-) -> list[Metric]:
-    """Return the mean of a statistic, or a rate."""
+def _number(phase: Phase, name: str, found: Found, *known: Any, **more: Any) -> list[Metric]:
+    """Return a number, the mean of a statistic, or a rate."""
     if isinstance(found, Statistic):
-        return [Metric(phase, name, found.mean, found.unit, found.better, found, role, frames)]
-    return [] if found is None else [Metric(phase, name, found.rate, None, "higher", found, role, frames)]
+        return [Metric(phase, name, found.mean, found.unit, found.better, found, **more)]
+    if isinstance(found, Proportion):
+        return [Metric(phase, name, found.rate, None, "higher", found, **more)]
+    return [] if found is None else [Metric(phase, name, found, *known, **more)]
 
 
 _WIDTH = 100
@@ -250,3 +254,214 @@ def _value(metric: Metric) -> str:
         percentiles = spread.percentiles
         shown += f"  (median {number(percentiles.p50, metric.unit)}, p95 {number(percentiles.p95, metric.unit)})"
     return shown
+
+
+Form: TypeAlias = tuple[str, Callable[[Bundle], str]]
+"""What the name of the file has after the kind, such as ``_summary.txt``, and what makes its text of a bundle."""
+
+
+def find_form(name: str) -> Form:
+    """Return a form by name, or the function that ``module:function`` names; an unknown name is an error with the
+    nearest."""
+    _, colon, function = name.partition(":")
+    if colon:
+        return f"_{function}.txt", cast("Callable[[Bundle], str]", load(name, "--formatter"))
+    if name not in FORMATTERS:
+        raise UnknownNameError("formatter", name, FORMATTERS)
+    return FORMATTERS[name]
+
+
+def check_formatters(names: Sequence[str]) -> tuple[str, ...]:
+    """Return formatter names, each once, in the order given; an unknown one is an error."""
+    for name in names:
+        find_form(name)
+    return tuple(dict.fromkeys(names))
+
+
+def output_path(formatter: str, kind: Kind, folder: Path) -> Path:
+    """Where a formatter writes: the bundle to ``runtime.json``, other forms to names with a suffix."""
+    return folder / f"{kind}{find_form(formatter)[0]}"
+
+
+def write_formats(bundle: Bundle, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write a bundle in every form asked for, each file whole or not at all; returns the files."""
+    paths = [output_path(name, bundle.kind, folder) for name in names]
+    for name, path in zip(names, paths, strict=True):
+        write_whole(path, hide_secrets(find_form(name)[1](bundle)))
+    return paths
+
+
+_WRITTEN = "1.3"
+Fields = dict[str, Any]
+_PACKAGES = {
+    "warp": "warp-lang",
+    "mjwarp": "mujoco-warp",
+    "rsl_rl": "rsl-rl-lib",
+    "rl_games": "rl-games",
+    "skrl": "skrl",
+    "sb3": "stable-baselines3",
+}
+_VERSIONS = (
+    *("isaaclab", "isaacsim", "kit", "newton", "warp", "mjwarp", "torch", "rsl_rl", "rl_games", "skrl", "sb3"),
+    *("git_commit", "git_branch", "git_dirty", "numpy", "isaaclab_newton", "isaaclab_physx", "isaaclab_ov"),
+    *("isaaclab_tasks", "isaaclab_rl", "ovrtx", "ovphysx", "mujoco", "cuda_bindings", "usd_core", "isaaclab_release"),
+)
+"""Its fields of versions, in its order; those that headrace knows nothing of are null."""
+_OF_RUN = {
+    *("run_id", "framework", "config", "task", "seed", "start_time_utc", "end_time_utc", "duration_s", "status"),
+    *("num_envs", "max_iterations"),
+}
+_NOTHING: Fields = {"mean": 0.0, "std": 0.0, "peak": None}
+
+
+def isaaclab_text(bundle: schema.Bundle) -> str:
+    """Return the bundle as Isaac Lab writes it."""
+    return json.dumps(isaaclab_fields(bundle), indent=2, allow_nan=False) + "\n"
+
+
+def isaaclab_fields(bundle: schema.Bundle) -> Fields:
+    """Return the fields of schema 1.3, in its order."""
+    about: Fields = {
+        "run": _run(bundle),
+        "versions": _versions(bundle.versions),
+        "hardware": _hardware(bundle.hardware),
+    }
+    scalars = {name: value for name, value in bundle.extra.items() if isinstance(value, (bool, int, float, str))}
+    end: Fields = {"extra": scalars or None, "schema_version": _WRITTEN}
+    if isinstance(bundle, schema.StartupBundle):
+        phases = {name: phase.model_dump() for name, phase in bundle.phases.items()}
+        whitelist = bundle.config.whitelist
+        config = {"top_n": bundle.config.top_n, "whitelist": None if whitelist is None else json.dumps(whitelist)}
+        return {**about, "phases": phases, "config": config, **end}
+    about |= {"runtime": _runtime(bundle.runtime), "resources": _resources(bundle.resources)}
+    if isinstance(bundle, schema.RuntimeBundle):
+        return {**about, **end}
+    rate = {"success_rate": bundle.success_rate and bundle.success_rate.rate}
+    if isinstance(bundle, schema.TrainingBundle):
+        curves = {name: _curve(getattr(bundle.learning, name)) for name in ("reward", "ep_length", "success_rate")}
+        about |= {"learning": {"ema_alpha": bundle.learning.ema_alpha, **curves}, **rate}
+    else:
+        about |= rate | {name: mean_std(getattr(bundle, name)) for name in ("reward", "ep_length")}
+    return {**about, "checkpoint_path": bundle.checkpoint_path, "video_path": bundle.video_path, **end}
+
+
+def mean_std(statistic: Statistic | None) -> Fields | None:
+    """``MeanStd``: the mean, the sample standard deviation (0.0 for one sample) and the peak."""
+    if statistic is None:
+        return None
+    return {"mean": statistic.mean, "std": statistic.std or 0.0, "peak": statistic.peak}
+
+
+def _rate(rate: float | None, seconds: Statistic | None, amount: float | None) -> Fields:
+    """Return an effective rate, with the spread of the rates of single samples around their own mean."""
+    if rate is None or seconds is None or not amount:
+        return _NOTHING | {"mean": rate or 0.0}
+    rates = [amount / sample for sample in seconds.samples or () if sample > 0]
+    fastest = seconds.minimum if seconds.minimum else None
+    peak = max(rate, amount / fastest) if fastest else None
+    return {"mean": rate, "std": statistics.stdev(rates) if len(rates) > 1 else 0.0, "peak": peak}
+
+
+def _run(bundle: schema.Bundle) -> Fields:
+    run = bundle.run
+    physics = "newton_mjwarp" if run.config.physics_backend == "warp" else run.config.physics_backend
+    return run.model_dump(include=_OF_RUN) | {
+        "config": {
+            "physics_backend": physics,
+            "rendering_backend": run.config.rendering_backend or "none",
+            "presets": list(run.config.presets),
+        },
+        "status": "interrupted" if run.status == "running" else run.status,
+        "num_envs": None if isinstance(bundle, schema.StartupBundle) else run.num_envs,
+    }
+
+
+def _versions(versions: schema.Versions) -> Fields:
+    """Its block of versions: a field per package it knows."""
+    packages = versions.packages
+    known = {name: packages.get(distribution) for name, distribution in _PACKAGES.items()}
+    known |= versions.model_dump(include={"git_commit", "git_branch", "numpy", "mujoco"})
+    known |= {"torch": versions.torch or "", "git_dirty": bool(versions.git_dirty)}
+    known["isaaclab"] = packages.get("isaaclab", f"headrace {versions.headrace}")
+    return {name: known.get(name) for name in _VERSIONS}
+
+
+def _hardware(hardware: schema.Hardware) -> Fields:
+    return {
+        "hostname": hardware.hostname or "",
+        "gpu_devices": [{**gpu.model_dump(), "compute_cap": gpu.compute_cap or ""} for gpu in hardware.gpu_devices],
+        "cpu_name": hardware.cpu_name,
+        "cpu_count": hardware.cpu_physical or hardware.cpu_count or 0,
+        "ram_gb": hardware.ram_gb or 0.0,
+    }
+
+
+def _runtime(runtime: schema.Runtime) -> Fields:
+    startup = runtime.startup_time_s.model_dump()
+    step = runtime.environment_step_timing
+    seconds, collecting = runtime.iteration_time_s, runtime.collection_time_s
+    if collecting is None and step is not None and step.environment_step_calls == runtime.iterations_completed:
+        collecting = step.environment_step_time_s
+    return {
+        "startup_time_s": startup
+        | {name: startup[name] or 0.0 for name in ("app_launch", "env_creation", "first_step")},
+        # those of the wall time next to it: that of a training leaves its first iteration out
+        "iterations_completed": seconds.n if seconds and seconds.n else runtime.iterations_completed,
+        "total_wall_time_s": runtime.total_wall_time_s,
+        "steps_per_iteration": runtime.steps_per_iteration or 0,
+        "iteration_time_s": mean_std(seconds) or _NOTHING,
+        "collection_fps": _rate(runtime.collection_fps, collecting, runtime.steps_per_iteration),
+        "total_fps": _rate(runtime.total_fps, seconds, runtime.steps_per_iteration),
+        "iterations_per_s": _rate(runtime.iterations_per_s, seconds, 1),
+        "environment_step_timing": None if step is None else _timing(step),
+    }
+
+
+def _timing(step: schema.EnvironmentStepTiming) -> Fields | None:
+    """Its two modes are all or nothing: host_return has no breakdown, serialized_synchronized has a whole one."""
+    frames = round(step.environment_step_fps * step.environment_step_time_s.mean)
+    found: Fields = {
+        "environment_step_time_s": mean_std(step.environment_step_time_s),
+        "environment_step_fps": _rate(step.environment_step_fps, step.environment_step_time_s, frames),
+        "simulation_step_time_s": None,
+        "outside_simulation_step_time_s": None,
+        "outside_simulation_step_fraction": None,
+        "environment_step_calls": step.environment_step_calls,
+        "simulation_step_calls": None,
+        "measurement_mode": "host_return",
+    }
+    if step.measurement_mode == "host_return":
+        return found
+    physics, calls = step.simulation_step_time_s, step.simulation_step_calls
+    if physics is None or not physics.mean or not calls:
+        return None
+    outside = max(step.environment_step_time_s.mean - physics.mean, 0.0)
+    spread = mean_std(step.outside_simulation_step_time_s) or {"std": 0.0, "peak": None}
+    return found | {
+        "simulation_step_time_s": mean_std(physics),
+        "outside_simulation_step_time_s": {**spread, "mean": outside},
+        "outside_simulation_step_fraction": outside / step.environment_step_time_s.mean,
+        "simulation_step_calls": calls,
+        "measurement_mode": "serialized_synchronized",
+    }
+
+
+def _resources(resources: schema.Resources) -> Fields:
+    """Use has no peak in its schema: it is 100 % somewhere."""
+    found = {name: mean_std(getattr(resources, name)) or _NOTHING for name in schema.SAMPLED}
+    return {name: value | {"peak": None} if name.endswith("_pct") else value for name, value in found.items()}
+
+
+def _curve(curve: schema.LearningCurve | None) -> Fields | None:
+    """Return a curve with null for iterations in which no episode ended; None where none ended at all."""
+    if curve is None or curve.final_raw is None:
+        return None
+    return curve.model_dump(exclude={"series_ema"})
+
+
+FORMATTERS: dict[str, Form] = {
+    "schema": (".json", bundle_text),
+    "isaaclab": ("_isaaclab.json", isaaclab_text),
+    "summary": ("_summary.txt", summary_text),
+}
+"""Name as in ``--formatter`` → how it is written."""

@@ -27,7 +27,13 @@ Better = Literal["higher", "lower"]
 class Record(BaseModel):
     """Base of every record in a bundle: unknown fields, NaN and infinity are refused; a record never changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_serialization_defaults_required=True,
+        use_attribute_docstrings=True,
+    )
 
 
 class Spread(Record):
@@ -36,12 +42,9 @@ class Spread(Record):
     low: float
     high: float
     level: float = 0.95
-    method: Literal["block_bootstrap", "wilson"] = Field(
-        description=(
-            "block_bootstrap: of the mean, over up to 30 blocks of neighboring samples, since neighbors are alike; "
-            "it tells the noise within this run, not between runs. wilson: of a rate."
-        )
-    )
+    method: Literal["block_bootstrap", "wilson"]
+    """block_bootstrap: of the mean, over up to 30 blocks of neighboring samples, since neighbors are alike; it tells
+    the noise within this run, not between runs. wilson: of a rate."""
 
 
 class Percentiles(Record):
@@ -58,9 +61,8 @@ class Percentiles(Record):
 class Sampling(Record):
     """Which samples were kept."""
 
-    rule: Literal["all", "reservoir"] = Field(
-        description="reservoir: a uniform draw without replacement of `capacity` samples, in order of time"
-    )
+    rule: Literal["all", "reservoir"]
+    """reservoir: a uniform draw without replacement of `capacity` samples, in order of time."""
     capacity: int | None = None
     seed: int | None = None
 
@@ -68,17 +70,22 @@ class Sampling(Record):
 class Statistic(Record):
     """A measured quantity. Missing is null: a statistic of nothing does not exist."""
 
-    n: int | None = Field(description="number of samples; null only in bundles of schema 1.x, which did not keep it")
+    n: int | None = None
+    """Number of samples."""
     mean: float
-    std: float | None = Field(description="sample standard deviation (n - 1); null for one sample")
-    peak: float | None = Field(description="the largest sample")
+    std: float | None = None
+    """Sample standard deviation (n - 1); null for one sample."""
+    peak: float | None = None
+    """The largest sample."""
     minimum: float | None = None
     percentiles: Percentiles | None = None
-    interval: Spread | None = Field(default=None, description="of the mean; null for fewer than two samples")
+    interval: Spread | None = None
+    """Of the mean; null for fewer than two samples."""
     samples: list[float] | None = None
     sampling: Sampling | None = None
     unit: str | None = None
-    better: Better | None = Field(default=None, description="which direction is an improvement, for comparisons")
+    better: Better | None = None
+    """Which direction is an improvement, for comparisons."""
 
     @classmethod
     def of(
@@ -117,9 +124,11 @@ class Proportion(Record):
     """A rate of whole things, such as episodes that succeeded."""
 
     rate: float
-    successes: int | None = Field(description="null only in bundles of schema 1.x, which did not keep it")
-    n: int | None = Field(description="null only in bundles of schema 1.x, which did not keep it")
-    interval: Spread | None
+    successes: int | None = None
+    """Null only in bundles of schema 1.x, which did not keep it."""
+    n: int | None = None
+    """Null only in bundles of schema 1.x, which did not keep it."""
+    interval: Spread | None = None
 
     @classmethod
     def of(cls, successes: int, n: int) -> Self | None:
@@ -138,8 +147,8 @@ def _mean_interval(data: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Spread
     return Spread(low=found.low, high=found.high, method="block_bootstrap")
 
 
-SCHEMA_VERSION = "3.1"
-"""Major.minor of what is written. Schema 2.0, 3.0 and Isaac Lab's 1.0 to 1.3 are read, too."""
+SCHEMA_VERSION = "3.2"
+"""Major.minor of what is written. Schema 3.0, of 0.2, is read, too."""
 
 Kind = Literal["runtime", "startup", "training", "play"]
 Status = Literal["running", "completed", "interrupted", "crashed"]
@@ -152,65 +161,69 @@ class GpuDeviceInfo(Record):
 
     name: str
     mem_gb: float
-    compute_cap: str | None
+    compute_cap: str | None = None
 
 
 class Hardware(Record):
     """The machine."""
 
-    hostname: str | None = Field(description="this and other fields of it are null for evaluations, which keep less")
+    hostname: str | None = None
+    """This and other fields of it are null for evaluations, which keep less."""
     gpu_devices: list[GpuDeviceInfo]
     cpu_name: str
-    cpu_count: int | None = Field(description="logical cores of the machine")
-    ram_gb: float | None
-    cpu_physical: int | None = Field(default=None, description="physical cores of the machine")
-    cpu_usable: int | None = Field(default=None, description="logical cores that this process may run on")
-    cpu_governor: str | None = Field(default=None, description="frequency governor; null where it cannot be read")
-    load_average: tuple[float, float, float] | None = Field(
-        default=None, description="1, 5 and 15 minutes, when the run began"
-    )
+    cpu_count: int | None = None
+    """Logical cores of the machine."""
+    ram_gb: float | None = None
+    cpu_physical: int | None = None
+    """Physical cores of the machine."""
+    cpu_usable: int | None = None
+    """Logical cores that this process may run on."""
+    cpu_governor: str | None = None
+    """Frequency governor; null where it cannot be read."""
+    load_average: tuple[float, float, float] | None = None
+    """1, 5 and 15 minutes, when the run began."""
     platform: str | None = None
 
 
 class Versions(Record):
     """What ran. The git state is that of the user's project: the folder the command was started in."""
 
-    headrace: str | None
-    python: str | None
-    torch: str | None
-    numpy: str | None
-    mujoco: str | None
-    gymnasium: str | None
-    packages: dict[str, str] = Field(description="other packages that a result can depend on, by distribution name")
-    git_commit: str | None
-    git_branch: str | None
-    git_dirty: bool | None = Field(description="whether files were changed or not tracked")
-    git_dirty_files: list[str] | None = Field(default=None, description="those files, at most 50; null if not known")
-    headrace_commit: str | None = Field(
-        default=None, description="of the checkout that headrace was imported from, + if changed; null elsewhere"
-    )
+    headrace: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    numpy: str | None = None
+    mujoco: str | None = None
+    gymnasium: str | None = None
+    packages: dict[str, str]
+    """Other packages that a result can depend on, by distribution name."""
+    git_commit: str | None = None
+    git_branch: str | None = None
+    git_dirty: bool | None = None
+    """Whether files were changed or not tracked."""
+    git_dirty_files: list[str] | None = None
+    """Those files, at most 50; null if not known."""
+    headrace_commit: str | None = None
+    """Of the checkout that headrace was imported from, + if changed; null elsewhere."""
 
 
 class RunConfig(Record):
     """Settings that change what is measured; a comparison refuses runs that differ here."""
 
     physics_backend: str
-    rendering_backend: str | None
+    rendering_backend: str | None = None
     presets: list[str] = Field(default_factory=list)
-    overrides: dict[str, JsonValue] = Field(default_factory=dict, description="task settings changed with --set")
+    overrides: dict[str, JsonValue] = Field(default_factory=dict)
+    """Task settings changed with --set."""
     device: str | None = None
-    threads: int | None = Field(
-        default=None, description="physics threads, or workers of a bridge, asked for; null for all cores"
-    )
-    executor: str | None = Field(default=None, description="what steps a bridged environment")
+    threads: int | None = None
+    """Physics threads, or workers of a bridge, asked for; null for all cores."""
+    executor: str | None = None
+    """What steps a bridged environment."""
     actions: Actions | None = None
-    playing: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        description="how an evaluation played the policy's chunks: execute, latency, strict_size, …; empty otherwise",
-    )
-    environment: dict[str, str] = Field(
-        default_factory=dict, description="environment variables that matter and were set, such as OMP_NUM_THREADS"
-    )
+    playing: dict[str, JsonValue] = Field(default_factory=dict)
+    """How an evaluation played the policy's chunks: execute, latency, strict_size, …; empty otherwise."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables that matter and were set, such as OMP_NUM_THREADS."""
 
 
 class RunError(Record):
@@ -224,80 +237,88 @@ class RunError(Record):
 class ResumedFrom(Record):
     """The run that this one continues."""
 
-    path: str = Field(description="the checkpoint")
-    run_id: str | None
-    iteration: int | None = Field(description="iterations that it had completed")
-    changed: dict[str, JsonValue] = Field(
-        default_factory=dict, description="settings that differ: name → [before, now]"
-    )
+    path: str
+    """The checkpoint."""
+    run_id: str | None = None
+    iteration: int | None = None
+    """Iterations that it had completed."""
+    changed: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings that differ: name → [before, now]."""
 
 
 class RunIdentity(Record):
     """Which run this is and how it went."""
 
     run_id: str
-    framework: str | None = Field(description="RL library; null for runs without one")
+    framework: str | None = None
+    """RL library; null for runs without one."""
     config: RunConfig
     task: str
     seed: int
     start_time_utc: str
     end_time_utc: str
     duration_s: float
-    status: Status = Field(
-        description="an early stop is completed, with a status_reason; running: not ended yet, or ended without a word"
-    )
-    num_envs: int | None = Field(description="null only in bundles of Isaac Lab")
-    recipe: dict[str, JsonValue] | None = Field(
-        default=None, description="what makes the environments again, as `EnvRecipe.from_json` reads it"
-    )
-    max_iterations: int | None
+    status: Status
+    """An early stop is completed, with a status_reason; running: not ended yet, or ended without a word."""
+    num_envs: int | None = None
+    """Null only in bundles of Isaac Lab."""
+    recipe: dict[str, JsonValue] | None = None
+    """What makes the environments again, as `EnvRecipe.from_json` reads it."""
+    max_iterations: int | None = None
     status_reason: str | None = None
     error: RunError | None = None
-    command: list[str] = Field(default_factory=list, description="the command line, as given")
-    label: str | None = Field(default=None, description="a name for the side of a comparison, such as `before`")
+    command: list[str] = Field(default_factory=list)
+    """The command line, as given."""
+    label: str | None = None
+    """A name for the side of a comparison, such as `before`."""
     sweep_id: str | None = None
-    repetition: int | None = Field(default=None, description="which repetition of a sweep, from 0")
-    order_seed: int | None = Field(
-        default=None, description="of the random order of the sides of a sweep; null where the order was not drawn"
-    )
+    repetition: int | None = None
+    """Which repetition of a sweep, from 0."""
+    order_seed: int | None = None
+    """Of the random order of the sides of a sweep; null where the order was not drawn."""
     resumed_from: ResumedFrom | None = None
 
 
 class LibraryDescriptor(Record):
     """The RL library of a run and the settings it was given."""
 
-    name: str = Field(description="as in --library: rsl_rl, rl_games, skrl, sb3, headrace")
-    version: str | None
+    name: str
+    """As in --library: rsl_rl, rl_games, skrl, sb3, headrace."""
+    version: str | None = None
     algorithm: str | None = None
-    settings: dict[str, JsonValue] = Field(default_factory=dict, description="hyper-parameters as the library got them")
-    differences: list[str] = Field(
-        default_factory=list, description="where the library cannot do what the shared settings say"
-    )
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    """Hyper-parameters as the library got them."""
+    differences: list[str] = Field(default_factory=list)
+    """Where the library cannot do what the shared settings say."""
 
 
 class LearningCurve(Record):
     """One quantity over the iterations."""
 
-    final_raw: float | None = Field(description="the last iteration in which an episode finished")
-    final_ema: float | None
-    series_per_iter: list[float | None] | None = Field(
-        description="raw mean over the episodes that finished in each iteration; null where none did"
-    )
-    series_ema: list[float | None] | None = Field(
-        default=None, description="exponential moving average; holds its value over iterations without episodes"
-    )
+    final_raw: float | None = None
+    """The last iteration in which an episode finished."""
+    final_ema: float | None = None
+    series_per_iter: list[float | None] | None = None
+    """Raw mean over the episodes that finished in each iteration; null where none did."""
+    series_ema: list[float | None] | None = None
+    """Exponential moving average; holds its value over iterations without episodes."""
 
 
 class Learning(Record):
-    """Curves, all with one entry per iteration. Series are null with --no-series."""
+    """Curves, all with one entry per iteration. Series may be null in bundles of 0.2."""
 
     ema_alpha: float
-    reward: LearningCurve | None = Field(description="undiscounted return of finished episodes")
-    ep_length: LearningCurve | None
-    success_rate: LearningCurve | None = Field(description="null where the task has no success measure")
-    frames: list[int] | None = Field(default=None, description="frames collected up to the end of each iteration")
-    wall_time_s: list[float] | None = Field(default=None, description="seconds since training began, likewise")
-    episodes: list[int] | None = Field(default=None, description="episodes finished in each iteration")
+    reward: LearningCurve | None = None
+    """Undiscounted return of finished episodes."""
+    ep_length: LearningCurve | None = None
+    success_rate: LearningCurve | None = None
+    """Null where the task has no success measure."""
+    frames: list[int] | None = None
+    """Frames collected up to the end of each iteration."""
+    wall_time_s: list[float] | None = None
+    """Seconds since training began, likewise."""
+    episodes: list[int] | None = None
+    """Episodes finished in each iteration."""
 
 
 class TrainingTime(Record):
@@ -305,48 +326,51 @@ class TrainingTime(Record):
 
     collection: float
     learning: float
-    other: float = Field(description="checkpoints, logging, everything between")
+    other: float
+    """Checkpoints, logging, everything between."""
 
 
 class EarlyStop(Record):
     """The success rule of a training."""
 
     enabled: bool
-    success_threshold: float | None
-    success_window: int | None = Field(description="iterations that the rule looks at")
-    rule: Literal["mean", "each"] | None = Field(
-        default=None,
-        description="mean: over all episodes of the window. each: in every iteration of it, as Isaac Lab has it",
-    )
+    success_threshold: float | None = None
+    success_window: int | None = None
+    """Iterations that the rule looks at."""
+    rule: Literal["mean", "each"] | None = None
+    """mean: over all episodes of the window. each: in every iteration of it, as Isaac Lab has it."""
     reached: bool
-    iteration: int | None = Field(description="iterations completed when the rule was met")
+    iteration: int | None = None
+    """Iterations completed when the rule was met."""
 
 
 class CheckpointInfo(Record):
     """The file a policy is from, or went to."""
 
-    path: str = Field(description="the local file; for a callable its module:name")
+    path: str
+    """The local file; for a callable its module:name."""
     source: Literal["explicit", "latest", "best", "published", "saved"]
-    uri: str | None = Field(default=None, description="where it was fetched from")
+    uri: str | None = None
+    """Where it was fetched from."""
     sha256: str | None = None
     library: str | None = None
     task: str | None = None
     iteration: int | None = None
-    score: float | None = Field(default=None, description="mean return that the training reported for it")
+    score: float | None = None
+    """Mean return that the training reported for it."""
 
 
 class PolicyDescriptor(Record):
     """How actions were chosen."""
 
-    kind: str = Field(description="checkpoint, torchscript, onnx, callable or chunk")
+    kind: str
+    """Checkpoint, torchscript, onnx, callable or chunk."""
     name: str
-    deterministic: bool | None = Field(description="the mean action, not a sample; null where it is not known")
+    deterministic: bool | None = None
+    """The mean action, not a sample; null where it is not known."""
     recurrent: bool = False
-    chunk_horizon: int | None = None
-    chunk_execute: int | None = None
-    policy_id: str | None = Field(
-        default=None, description="identity of what acted, as journals of evaluations have it"
-    )
+    policy_id: str | None = None
+    """Identity of what acted, as journals of evaluations have it."""
 
 
 class EpisodeCounts(Record):
@@ -362,23 +386,14 @@ class EpisodeCounts(Record):
 class EpisodePlan(Record):
     """What was to be played."""
 
-    kind: Literal["episodes", "steps"] = Field(description="episodes: each of a list counted once. steps: by the clock")
-    episodes_planned: int | None
-    num_steps: int | None
+    kind: Literal["episodes", "steps"]
+    """episodes: each of a list counted once. steps: by the clock."""
+    episodes_planned: int | None = None
+    num_steps: int | None = None
     first_episode_id: int | None = None
     max_episode_length: int | None = None
-    shorter_than_episode: bool = Field(
-        description="num_steps is less than an episode may take: long episodes cannot be among the completed"
-    )
-
-
-class PerEnv(Record):
-    """Completed episodes of each environment, by index. Means are null where an environment completed none."""
-
-    episodes: list[int]
-    reward_mean: list[float | None]
-    length_mean: list[float | None]
-    successes: list[int] | None
+    shorter_than_episode: bool = False
+    """num_steps is less than an episode may take; in bundles of 0.2."""
 
 
 class PerEpisode(Record):
@@ -387,7 +402,7 @@ class PerEpisode(Record):
     episode_ids: list[int]
     rewards: list[float]
     lengths: list[int]
-    successes: list[bool | None] | None
+    successes: list[bool | None] | None = None
 
 
 class StartupTime(Record):
@@ -403,30 +418,34 @@ class StartupTime(Record):
 class Warmup(Record):
     """The steps before measuring, kept up until the step time was steady; of a training, its first iteration."""
 
-    steps: int = Field(description="steps of the batch; of a training, iterations")
+    steps: int
+    """Steps of the batch; of a training, iterations."""
     seconds: float
-    steady: bool | None = Field(
-        description="false: the limit was reached first, and the figures may include warming up. null: not judged"
-    )
+    steady: bool | None = None
+    """false: the limit was reached first, and the figures may include warming up. null: not judged."""
     rule: str
-    block_medians_s: list[float] = Field(description="median step time of each block, in order")
+    block_medians_s: list[float]
+    """Median step time of each block, in order."""
 
 
 class EnvironmentStepTiming(Record):
     """Where the time of ``env.step`` goes."""
 
     environment_step_time_s: Statistic
-    environment_step_fps: float = Field(description="effective rate: frames / seconds in env.step")
-    simulation_step_time_s: Statistic | None = Field(description="physics; null where an env does not tell")
-    outside_simulation_step_time_s: Statistic | None
-    outside_simulation_step_fraction: float | None = Field(description="of the total time")
+    environment_step_fps: float
+    """Effective rate: frames / seconds in env.step."""
+    simulation_step_time_s: Statistic | None = None
+    """Physics; null where an env does not tell."""
+    outside_simulation_step_time_s: Statistic | None = None
+    outside_simulation_step_fraction: float | None = None
+    """Of the total time."""
     environment_step_calls: int
-    simulation_step_calls: int | None
-    measurement_mode: TimingMode = Field(
-        description="host_return: until the call returned. synchronized: until the device had done the work"
-    )
+    simulation_step_calls: int | None = None
+    measurement_mode: TimingMode
+    """host_return: until the call returned. synchronized: until the device had done the work."""
     render_step_time_s: Statistic | None = None
-    task_step_time_s: Statistic | None = Field(default=None, description="observations, rewards, resets")
+    task_step_time_s: Statistic | None = None
+    """Observations, rewards, resets."""
 
 
 class Runtime(Record):
@@ -434,20 +453,23 @@ class Runtime(Record):
     samples are kept of times only."""
 
     startup_time_s: StartupTime
-    iterations_completed: int = Field(
-        description="training iterations, that of the warm-up included; measured batch steps where there is no training"
-    )
-    total_wall_time_s: float = Field(description="of the measured part, without startup and warm-up")
-    steps_per_iteration: int | None = Field(description="frames of one iteration, all environments together")
-    iteration_time_s: Statistic | None
-    collection_fps: float | None = Field(description="effective rate: frames / seconds of stepping and acting")
-    total_fps: float | None = Field(description="effective rate: frames / total_wall_time_s")
-    iterations_per_s: float | None
-    environment_step_timing: EnvironmentStepTiming | None
-    frames: int | None = Field(default=None, description="measured frames, all environments together")
-    collection_time_s: Statistic | None = Field(
-        default=None, description="stepping and acting in each iteration of a training"
-    )
+    iterations_completed: int
+    """Training iterations, that of the warm-up included; measured batch steps where there is no training."""
+    total_wall_time_s: float
+    """Of the measured part, without startup and warm-up."""
+    steps_per_iteration: int | None = None
+    """Frames of one iteration, all environments together."""
+    iteration_time_s: Statistic | None = None
+    collection_fps: float | None = None
+    """Effective rate: frames / seconds of stepping and acting."""
+    total_fps: float | None = None
+    """Effective rate: frames / total_wall_time_s."""
+    iterations_per_s: float | None = None
+    environment_step_timing: EnvironmentStepTiming | None = None
+    frames: int | None = None
+    """Measured frames, all environments together."""
+    collection_time_s: Statistic | None = None
+    """Stepping and acting in each iteration of a training."""
     warmup: Warmup | None = None
     episodes: EpisodeCounts | None = None
 
@@ -455,16 +477,17 @@ class Runtime(Record):
 class Resources(Record):
     """What the run used, sampled beside it: the process and its children."""
 
-    gpu_util_pct: Statistic | None
-    gpu_mem_gb: Statistic | None
-    cpu_util_pct: Statistic | None
-    ram_gb: Statistic | None
+    gpu_util_pct: Statistic | None = None
+    gpu_mem_gb: Statistic | None = None
+    cpu_util_pct: Statistic | None = None
+    ram_gb: Statistic | None = None
     sample_interval_s: float | None = None
-    problems: list[str] = Field(default_factory=list, description="what could not be sampled, and why")
-    cpu_s: float | None = Field(default=None, description="processor seconds of the measured part, all threads")
-    instructions: int | None = Field(
-        default=None, description="retired in user space, likewise; null where the machine does not count them"
-    )
+    problems: list[str] = Field(default_factory=list)
+    """What could not be sampled, and why."""
+    cpu_s: float | None = None
+    """Processor seconds of the measured part, all threads."""
+    instructions: int | None = None
+    """Retired in user space, likewise; null where the machine does not count them."""
 
 
 SAMPLED = {"gpu_util_pct": "%", "gpu_mem_gb": "GB", "cpu_util_pct": "%", "ram_gb": "GB"}
@@ -477,7 +500,8 @@ class BundleBase(Record):
     run: RunIdentity
     versions: Versions
     hardware: Hardware
-    extra: dict[str, JsonValue] = Field(default_factory=dict, description="anything else; never read by headrace")
+    extra: dict[str, JsonValue] = Field(default_factory=dict)
+    """Anything else; never read by headrace."""
     schema_version: str = SCHEMA_VERSION
 
 
@@ -496,9 +520,10 @@ class TrainingBundle(BundleBase):
     runtime: Runtime
     resources: Resources
     learning: Learning
-    success_rate: Proportion | None = Field(description="over the episodes of the last `success_window` iterations")
-    checkpoint_path: str | None
-    video_path: str | None
+    success_rate: Proportion | None = None
+    """Over the episodes of the last `success_window` iterations."""
+    checkpoint_path: str | None = None
+    video_path: str | None = None
     library: LibraryDescriptor | None = None
     time_split_s: TrainingTime | None = None
     early_stop: EarlyStop | None = None
@@ -511,17 +536,17 @@ class PlayBundle(BundleBase):
     kind: Literal["play"] = "play"
     runtime: Runtime
     resources: Resources
-    success_rate: Proportion | None
-    reward: Statistic | None
-    ep_length: Statistic | None
-    checkpoint_path: str | None
-    video_path: str | None
+    success_rate: Proportion | None = None
+    reward: Statistic | None = None
+    ep_length: Statistic | None = None
+    checkpoint_path: str | None = None
+    video_path: str | None = None
     library: LibraryDescriptor | None = None
     policy: PolicyDescriptor | None = None
     checkpoint: CheckpointInfo | None = None
     plan: EpisodePlan | None = None
-    per_env: PerEnv | None = None
-    per_episode: PerEpisode | None = Field(default=None, description="every completed episode, for paired comparisons")
+    per_episode: PerEpisode | None = None
+    """Every completed episode, for paired comparisons."""
 
 
 class ProfiledFunction(Record):
@@ -533,29 +558,19 @@ class ProfiledFunction(Record):
     calls: int
 
 
-class ProfileNode(Record):
-    """A function in the call tree, with the callees worth showing; times are shared out among callers by their calls'
-    measured times."""
-
-    name: str
-    own_time_s: float
-    cum_time_s: float
-    children: list[ProfileNode] = Field(default_factory=list["ProfileNode"])
-
-
 class StartupPhase(Record):
     """One phase of a start-up, profiled."""
 
     total_time_s: float
     top_functions: list[ProfiledFunction]
-    tree: ProfileNode | None = Field(default=None, description="for an icicle plot; callees under 1 % are left out")
 
 
 class StartupConfig(Record):
     """What the profile was asked for."""
 
     top_n: int
-    whitelist: dict[str, list[str]] | None = Field(description="phase → fnmatch patterns of functions to report")
+    whitelist: dict[str, list[str]] | None = None
+    """Phase → fnmatch patterns of functions to report, in bundles of 0.2."""
 
 
 class StartupBundle(BundleBase):
@@ -564,9 +579,8 @@ class StartupBundle(BundleBase):
     kind: Literal["startup"] = "startup"
     phases: dict[str, StartupPhase]
     config: StartupConfig
-    unprofiled_s: StartupTime | None = Field(
-        default=None, description="the same phases in a process of their own, without the profiler"
-    )
+    unprofiled_s: StartupTime | None = None
+    """The same phases in a process of their own, without the profiler."""
 
 
 Bundle = RuntimeBundle | StartupBundle | TrainingBundle | PlayBundle

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from torch import Tensor
 
-    from headrace.bench._builders import RuntimeBuilder
+    from headrace.bench.builders import RuntimeBuilder
     from headrace.envs.recipe import AnyEnv
     from headrace.types import Step
 
@@ -145,32 +145,27 @@ def action_maker(
     from gymnasium import spaces
 
     generator = torch.Generator(device=device).manual_seed(seed)
-    shape = (num_envs, *(space.shape or ()))
+    whole = not isinstance(space, spaces.Box)
     if isinstance(space, spaces.Box):
-        # the nearest allowed to zero
-        rest, low, high = (
-            torch.as_tensor(values, dtype=torch.float32, device=device)
-            for values in (
-                np.clip(0.0, space.low, space.high),
-                np.where(np.isfinite(space.low), space.low, -1.0),
-                np.where(np.isfinite(space.high), space.high, 1.0),
-            )
-        )
+        low, high = (np.where(np.isfinite(a), a, b) for a, b in ((space.low, -1.0), (space.high, 1.0)))
+        ranges = np.clip(0.0, space.low, space.high), low, high  # the nearest allowed to zero
+    elif isinstance(space, spaces.Discrete):
+        ranges = space.start, space.start, space.start + space.n
+    elif isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        ranges = 0, 0, np.full(space.shape, 2) if isinstance(space, spaces.MultiBinary) else space.nvec
+    else:
+        raise UnsupportedError(f"actions: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+    kinds = (torch.float64, torch.int64) if whole else (torch.float32, torch.float32)
+    rest, low, high = (torch.as_tensor(np.asarray(values), dtype=kinds[0], device=device) for values in ranges)
+    shape = (num_envs, *(space.shape or ()))
+
+    def draw() -> Tensor:
         if kind == "zero":
-            return lambda: rest.expand(shape).clone()
-        return lambda: torch.rand(shape, generator=generator, device=device).mul_(high - low).add_(low)
-    if isinstance(space, spaces.Discrete):
-        first, choices = int(space.start), int(space.n)
-        if kind == "zero":
-            return lambda: torch.full(shape, first, device=device)
-        return lambda: torch.randint(first, first + choices, shape, generator=generator, device=device)
-    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        counts = np.full(space.shape, 2) if isinstance(space, spaces.MultiBinary) else space.nvec
-        tops = torch.as_tensor(counts, dtype=torch.float64, device=device)
-        if kind == "zero":
-            return lambda: torch.zeros(shape, dtype=torch.int64, device=device)
-        return lambda: (torch.rand(shape, generator=generator, dtype=torch.float64, device=device) * tops).long()
-    raise UnsupportedError(f"actions: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+            return rest.expand(shape).to(kinds[1], copy=True)
+        unit = torch.rand(shape, generator=generator, dtype=kinds[0], device=device)
+        return unit.mul_(high - low).add_(low).to(kinds[1])
+
+    return draw
 
 
 def first_step(env: AnyEnv) -> None:

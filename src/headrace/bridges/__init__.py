@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.bridges._batched import MJLAB_ENTRY, RowSimulator
-    from headrace.bridges._foreign import CHILD_FILE
-    from headrace.bridges.bridge_env import BridgeEnv
+    from headrace.bridges._batched import MJLAB_ENTRY as MJLAB_ENTRY
+    from headrace.bridges._batched import RowSimulator as RowSimulator
+    from headrace.bridges.bridge_env import BridgeEnv as BridgeEnv
+    from headrace.bridges.interpreter import CHILD_FILE as CHILD_FILE
 
-__all__ = ["CHILD_FILE", "MJLAB_ENTRY", "BridgeEnv", "RowSimulator"]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

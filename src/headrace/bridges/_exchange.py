@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headrace._leaves import Leaf, Path, leaves
 from headrace.bridges import child
-from headrace.bridges.child import arrays_over, row_leaves, told_by
-from headrace.errors import ConfigError, DtypeError, ShapeError
+from headrace.bridges.child import arrays_over
+from headrace.errors import ConfigError
 
 Array: TypeAlias = NDArray[Any]
 
@@ -94,12 +94,12 @@ class ExchangeLayout:
         offset = 0
         for name, shape, dtype in self.fields():
             yield name, shape, dtype, offset
-            offset += _padded(shape, dtype)
+            offset += _pad(shape, dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes that an exchange needs."""
-        return sum(_padded(shape, dtype) for _, shape, dtype in self.fields())
+        return sum(_pad(shape, dtype) for _, shape, dtype in self.fields())
 
 
 class Exchange:
@@ -110,31 +110,9 @@ class Exchange:
         self.layout = layout
         block = memoryview(bytearray(layout.nbytes)) if memory is None else memory
         self.arrays: dict[str, Array] = arrays_over(block, layout.places())
-        arrays = self.arrays
-        self.leaves = row_leaves(arrays, [(leaf.name, leaf.path) for leaf in layout.leaves])
-        """What ``child.write_row`` writes single observations by."""
-        self.obs: dict[str, Array] = {leaf.name: arrays[f"obs:{leaf.name}"] for leaf in layout.leaves}
-        self.actions = arrays["actions"]
-        """Of the action space's dtype; the rows of environments that act are valid during a step."""
-        self.reward: NDArray[np.float64] = arrays["reward"]
-        self.terminated: NDArray[np.bool_] = arrays["terminated"]
-        self.truncated: NDArray[np.bool_] = arrays["truncated"]
-        self.success: NDArray[np.int8] = arrays["success"]
-        """1 or 0 where the environment said so at the end of an episode; else ``NO_SUCCESS_MEASURE``."""
-
-    def write_batch(self, env_ids: Sequence[int] | NDArray[np.int64], obs: object) -> None:
-        """Copy rows ``env_ids`` of a batched observation, whose arrays are (N, …)."""
-        for leaf in self.layout.leaves:
-            value = np.asarray(leaf.of(obs))
-            target = self.obs[leaf.name]
-            if value.shape != target.shape:
-                raise ShapeError(f"observation {leaf.name!r}: expected shape {target.shape}, got {value.shape}")
-            if not np.can_cast(value.dtype, leaf.dtype, "same_kind"):
-                raise DtypeError(
-                    f"observation {leaf.name!r}: expected {leaf.dtype} or what casts to it safely, got {value.dtype}; "
-                    "make the environment return what its observation_space declares"
-                )
-            target[env_ids] = value[env_ids].astype(leaf.dtype)
+        """By the names of :meth:`ExchangeLayout.fields`. Rows of ``actions`` are valid during a step, for environments
+        that act; ``success`` is 1 or 0 where the environment said so at an episode's end, else ``NO_SUCCESS_MEASURE``.
+        """
 
 
 def _number_leaves(space: spaces.Space[Any]) -> list[Leaf]:
@@ -157,7 +135,7 @@ def _leaf(leaf: Leaf) -> ObsGroup:
     )
 
 
-def _padded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def _pad(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -208,12 +186,3 @@ def instruction_path(space: spaces.Space[Any]) -> Path | None:
         f"observation space: expected one Text space, or one with a name of {INSTRUCTION_KEYS}, got texts at {paths}; "
         "rename the one that is the instruction"
     )
-
-
-def instructions_of(obs: object, infos: Mapping[str, Any], path: Path | None, env_ids: Sequence[int]) -> list[str]:
-    """Return what the environments ``env_ids`` of a vector environment say at the start of an episode."""
-    texts: Any = obs
-    for part in path or ():
-        texts = texts[part]
-    told = [(told_by(infos, INSTRUCTION_KEYS, env_id), env_id) for env_id in env_ids]
-    return [said if said is not None else "" if path is None else str(texts[env_id]) for said, env_id in told]

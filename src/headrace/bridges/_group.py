@@ -1,4 +1,4 @@
-"""Single environments that write into the rows of an exchange: what every executor runs.
+"""Single environments that write into the rows of an exchange, in this process or in a worker.
 
 The state of an environment is bytes, for those whose whole state can be seen. An environment is a chain of wrappers
 around a core. Each layer is saved on its own: with its ``state_dict`` and ``load_state_dict`` where it has them, else
@@ -8,6 +8,7 @@ pickles without complaint and forgets the state.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import pickle
@@ -17,11 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias, cast
 
+import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium.utils import EzPickle
 
-from headrace.bridges._exchange import INSTRUCTION_KEYS, Exchange, group_leaves, instruction_path
+from headrace.bridges._exchange import INSTRUCTION_KEYS, Exchange, instruction_path
 from headrace.bridges.child import FailedError, Group, RefusedError
 from headrace.errors import ConfigError, DataError, EnvError, UnsupportedError
 
@@ -30,22 +32,18 @@ EnvFactory: TypeAlias = Callable[[], AnyEnv]
 
 
 class EnvGroup(Group):
-    """The Gymnasium environments of some rows of an exchange; their whole state is saved, wrappers included."""
+    """The Gymnasium environments of an exchange; their whole state is saved, wrappers included."""
 
-    def __init__(
-        self, envs: Sequence[AnyEnv], exchange: Exchange, env_ids: Sequence[int], action_space: gymnasium.Space[Any]
-    ) -> None:
-        """Take over ``envs``, one per id, once it is known that all have the spaces of the exchange's layout."""
+    def __init__(self, envs: Sequence[AnyEnv], exchange: Exchange) -> None:
+        """Take over ``envs`` once it is known that all have the same spaces."""
         super().__init__()
-        self.envs = dict(zip(env_ids, envs, strict=True))
-        leaves = exchange.layout.leaves
-        for env_id, env in self.envs.items():
-            if group_leaves(env.observation_space) != leaves or env.action_space != action_space:
-                raise ConfigError(
-                    f"environment {env_id}: expected the spaces of environment 0, got observations "
-                    f"{env.observation_space} and actions {env.action_space}; bridge environments of one kind"
-                )
-        path = instruction_path(envs[0].observation_space) if envs else None
+        self.snapshot = save_env, restore_env
+        for env_id, env in enumerate(envs):
+            try:
+                self.add(env_id, env)
+            except RefusedError as error:
+                raise ConfigError(str(error)) from None
+        path, leaves = instruction_path(envs[0].observation_space), exchange.layout.leaves
         self.bind(exchange.arrays, [(leaf.name, leaf.path) for leaf in leaves], path, INSTRUCTION_KEYS)
 
     def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
@@ -55,14 +53,6 @@ class EnvGroup(Group):
         except (RefusedError, FailedError) as error:
             hint = "; its neighbors may have stepped: reset all before going on" if error.__cause__ is not None else ""
             raise EnvError(f"{error}{hint}") from error.__cause__ or error
-
-    def save(self, env_id: int) -> bytes:
-        """Return the state of one environment; see :func:`saved_env`."""
-        return saved_env(self.envs[env_id])
-
-    def restore(self, env_id: int, state: bytes) -> None:
-        """Put one environment back into a saved state."""
-        restored_env(self.envs[env_id], state)
 
     def close(self) -> None:
         """Close every environment, also after one that cannot be closed, whose error is raised then."""
@@ -78,18 +68,18 @@ _FIXED_TYPES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType,
 _OWN, _PLAIN, _DATA, _MODEL = "own", "plain", "mjdata", "mjmodel"
 
 
-def saved_env(env: gymnasium.Env[Any, Any]) -> bytes:
+def save_env(env: gymnasium.Env[Any, Any]) -> bytes:
     """Return the state of every layer of ``env``.
 
     Raises:
         UnsupportedError: something in it cannot be saved faithfully; the message names it.
     """
-    layers = [_saved_layer(layer) for layer in _layers(env)]
+    layers = [_save_layer(layer) for layer in _layers(env)]
     return pickle.dumps([type(layer).__qualname__ for layer in _layers(env)]) + pickle.dumps(layers)
 
 
-def restored_env(env: gymnasium.Env[Any, Any], state: bytes) -> None:
-    """Put ``env`` into a state of :func:`saved_env` of an environment that was made in the same way.
+def restore_env(env: gymnasium.Env[Any, Any], state: bytes) -> None:
+    """Put ``env`` into a state of :func:`save_env` of an environment that was made in the same way.
 
     The bytes are unpickled: load only snapshots that you trust.
     """
@@ -109,7 +99,7 @@ def _layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
     return chain
 
 
-def _saved_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]:
+def _save_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]:
     own = _own_method(layer, "state_dict")
     if own is not None and _own_method(layer, "load_state_dict") is not None:
         return {"": (_OWN, pickle.dumps(own()))}
@@ -122,7 +112,7 @@ def _saved_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]
         elif _is_mujoco(value, "MjModel"):
             saved[name] = (_MODEL, _fingerprint(value))
         else:
-            saved[name] = (_PLAIN, _pickled(value, f"{type(layer).__name__}.{name}"))
+            saved[name] = (_PLAIN, _pickle(value, f"{type(layer).__name__}.{name}"))
     return saved
 
 
@@ -188,7 +178,7 @@ class _FaithfulPickler(pickle.Pickler):
         return NotImplemented
 
 
-def _pickled(value: object, what: str) -> bytes:
+def _pickle(value: object, what: str) -> bytes:
     stream = io.BytesIO()
     try:
         _FaithfulPickler(stream, protocol=5).dump(value)
@@ -198,3 +188,17 @@ def _pickled(value: object, what: str) -> bytes:
             "give that class state_dict() and load_state_dict(state), or do without snapshots"
         ) from error
     return stream.getvalue()
+
+
+def make_packed(env_id: int, path: list[str], packed: str) -> AnyEnv:
+    """Make an environment in a worker process: the entry of :func:`pack_factories`."""
+    sys.path.extend(place for place in path if place not in sys.path)
+    return cloudpickle.loads(base64.b64decode(packed))[env_id]()
+
+
+cast("Any", make_packed).snapshot = save_env, restore_env
+
+
+def pack_factories(factories: Sequence[EnvFactory]) -> dict[str, object]:
+    """Return the arguments by which :func:`make_packed` makes the environments of ``factories`` elsewhere."""
+    return {"path": sys.path, "packed": base64.b64encode(cloudpickle.dumps(list(factories))).decode()}

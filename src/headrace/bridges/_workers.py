@@ -1,30 +1,37 @@
-"""Single environments dealt out to workers in turn, whatever a worker is: a spawned process, another interpreter.
-
-Spawned processes pass observations, actions and results through shared memory.
-"""
+"""Environments dealt out in turn to child processes, in this interpreter or another one, or on another machine."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-import multiprocessing
-import signal
+import mmap
+import os
+import socket
+import sys
 import time
-import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import gymnasium
-from gymnasium.vector.utils import CloudpickleWrapper
+import numpy as np
 
-from headrace._interrupts import ignore_interrupts
-from headrace.bridges._exchange import Exchange, ExchangeLayout
-from headrace.bridges._group import EnvFactory, EnvGroup
+from headrace.bridges import child
+from headrace.bridges._exchange import INSTRUCTION_KEYS, Exchange, exchange_layout, instruction_path
+from headrace.bridges._group import EnvFactory, make_packed, pack_factories
 from headrace.bridges.executors import Backend, Fidelity
-from headrace.errors import ConfigError, EnvError, HeadraceError, LifecycleError, UnsupportedError
+from headrace.bridges.interpreter import (
+    CHILD_FILE,
+    PACKAGE_ENTRY,
+    Channel,
+    Interpreter,
+    open_shared_memory,
+    space_from_json,
+)
+from headrace.errors import ConfigError, DataError, EnvError, HeadraceError, LifecycleError, UnsupportedError
 
 # the clock of poll ends soon after
 _LONGEST_SECONDS = 1e6
@@ -44,35 +51,262 @@ class WorkerLostError(Exception):
     """A worker is dead, hangs, or sent an unreadable answer; the text has the reason."""
 
 
-class WorkerLink(Protocol):
-    """Has the environments of some rows of an exchange. One call at a time: ``send``, then ``receive``."""
+_TOKEN = "HEADRACE_TOKEN"
 
-    env_ids: range
-    """The rows whose environments it has."""
-    pid: int | None
-    """Of its process; None for one on another machine."""
-    deadline: float
-    """On the monotonic clock: until when the call that was sent last may take."""
 
-    def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
-        """Begin ``reset`` (more: seeds), ``step``, ``observe``, ``save``, ``restore`` (more: states) or ``render``."""
-        ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSource:
+    """Where environments of another interpreter come from: ``python`` and ``entry``, or ``address``."""
 
-    def receive(self, call: str) -> list[Any]:
-        """Wait for what the call gives, one entry per environment; raises WorkerFailedError or WorkerLostError."""
-        ...
+    python: str | None
+    address: str | Sequence[str] | None
+    entry: str | None
+    kwargs: Mapping[str, object]
+    timeout: float
 
-    def fileno(self) -> int:
-        """Return the descriptor that can be read once an answer is there."""
-        ...
+    def __post_init__(self) -> None:
+        if (self.python is None) == (self.address is None):
+            raise ConfigError(
+                f"bridge: expected python= or address=, got python={self.python!r}, address={self.address!r}"
+            )
+        if (self.python is None) != (self.entry is None):
+            raise ConfigError(
+                f"entry: expected module:name with python=, and none with address=, whose child has its own, got "
+                f"{self.entry!r}"
+            )
+        for name, value in (("python", self.python), ("entry", self.entry)):
+            if value is not None and (not isinstance(value, str) or not value):  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+                raise ConfigError(f"{name}: expected a text, got {value!r}")
+        if not isinstance(self.timeout, int | float) or not self.timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+            raise ConfigError(f"timeout: expected more than 0 seconds, got {self.timeout!r}")
+        listed = self.address is None or isinstance(self.address, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        known = listed and all(isinstance(address, str) for address in self.addresses)  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        if not known or (self.address is not None and not self.addresses):
+            raise ConfigError(f"address: expected tcp://host:port, one or several, got {self.address!r}")
+        try:
+            json.dumps(dict(self.kwargs))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env_kwargs: expected names and values that JSON can hold, since they go to another interpreter, got "
+                f"{self.kwargs!r:.200}: {error}"
+            ) from error
+        if self.address is not None and not os.environ.get(_TOKEN):
+            raise ConfigError(f"token: expected the one of the child in the environment variable {_TOKEN}, got none")
 
-    def ask_to_end(self) -> None:
-        """Tell it to close its environments; no answer is waited for."""
-        ...
+    @property
+    def addresses(self) -> list[str]:
+        """Where children listen."""
+        return [self.address] if isinstance(self.address, str) else list(self.address or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What the environments of a child are and can do."""
+
+    name: str
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    render_mode: str | None
+    fidelity: Fidelity
+    no_identity: str
+    reseeds: bool
+    """Whether episodes are functions of their seeds."""
+    late: frozenset[str]
+    """Keys of observations that are drawn on demand."""
+
+
+class RemoteChild:
+    """``child.py --listen`` at an address."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+            raise ConfigError(f"address: expected tcp://host:port, got {address!r}")
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, 30.0))
+        except OSError as error:
+            raise EnvError(
+                f"{address}: expected child.py --listen there, got {error}; start it, or mend the address"
+            ) from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        descriptor = connection.detach()
+        self._address = address
+        self.channel = Channel(descriptor, descriptor)
+
+    def how_ended(self) -> str:
+        """Return what became of it."""
+        return f"at {self._address} closed the connection"
 
     def end(self) -> None:
-        """Wait until it is gone; end it by force if that takes too long."""
-        ...
+        """Leave it; it waits for its next client."""
+        self.channel.close()
+
+
+class ForeignWorker:
+    """A child and the rows that it has. ``timeout`` is for every call, making the environments included."""
+
+    def __init__(self, link: Interpreter | RemoteChild, env_ids: range, timeout: float) -> None:
+        self.env_ids = env_ids
+        self.link = link
+        self.pid = link.pid if isinstance(link, Interpreter) else None
+        self._timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self._remote: Exchange | None = None
+        self._late = frozenset[str]()
+        self._asked: list[int] = []
+
+    def make(self, source: ForeignSource) -> None:
+        """Check the protocol and ask for the environments; :meth:`hello` waits for the answer."""
+        greeting, _ = self._receive("start")
+        if greeting.get("protocol") != child.PROTOCOL:
+            raise ConfigError(
+                f"child.py: expected protocol {child.PROTOCOL}, got {greeting.get('protocol')!r}; copy the file of "
+                f"this version of headrace ({CHILD_FILE})"
+            )
+        head = {"call": "make", "entry": source.entry, "kwargs": dict(source.kwargs), "env_ids": list(self.env_ids)}
+        if isinstance(self.link, RemoteChild):
+            head["proof"] = child.proof_of(os.environ[_TOKEN], str(greeting.get("nonce")))
+        self._send("make", head)
+
+    def hello(self) -> Hello:
+        """Wait until the environments are made."""
+        answer, _ = self._receive("make")
+        fidelity, abilities = answer.get("fidelity", "native"), answer.get("abilities", {})
+        if fidelity not in ("native", "restore") or not isinstance(abilities, dict):
+            raise self._make_lost_error(
+                "make", DataError(f"expected a fidelity and abilities, got {fidelity!r}, {abilities!r}")
+            )
+        return Hello(
+            name=str(answer.get("name")),
+            observation_space=space_from_json(answer.get("observation_space")),
+            action_space=space_from_json(answer.get("action_space")),
+            render_mode=answer.get("render_mode"),
+            fidelity=fidelity,
+            no_identity=str(answer.get("no_identity", "")),
+            reseeds=bool(cast("dict[str, object]", abilities).get("reseed", True)),
+            late=frozenset(map(str, answer.get("drawn_on_demand", ()))),
+        )
+
+    def lay_out(self, exchange: Exchange, observation_space: gymnasium.Space[Any], late: frozenset[str]) -> None:
+        """Tell the child where rows lie; observations of ``late`` come on demand."""
+        layout = exchange.layout
+        head = {
+            "call": "layout",
+            "nbytes": layout.nbytes,
+            "fields": [[name, shape, dtype.str, offset] for name, shape, dtype, offset in layout.places()],
+            "leaves": [[leaf.name, leaf.path] for leaf in layout.leaves],
+            "text_path": instruction_path(observation_space),
+            "instruction_keys": INSTRUCTION_KEYS,
+        }
+        self._send("layout", head)
+        self._receive("layout")
+        self._remote = exchange if isinstance(self.link, RemoteChild) else None
+        self._late = late
+
+    def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
+        """Begin a call."""
+        head: dict[str, Any] = {"call": call, "env_ids": env_ids}
+        body = b""
+        self._asked = env_ids
+        if call == "reset":
+            head["seeds"] = more
+        elif call == "restore":
+            head["sizes"] = [len(state) for state in more]
+            body = b"".join(more)
+        elif call == "step" and self._remote is not None:
+            body = self._remote.arrays["actions"][env_ids].tobytes()
+        self._send(call, head, body)
+
+    def receive(self, call: str) -> list[Any]:
+        """Wait for its answer."""
+        head, body = self._receive(call)
+        try:
+            return self._read(call, head, body)
+        except (KeyError, TypeError, ValueError) as error:
+            wrong = DataError(f"expected what protocol {child.PROTOCOL} says, got {head!r:.200}")
+            raise self._make_lost_error(call, wrong) from error
+
+    def _read(self, call: str, head: Mapping[str, Any], body: bytes) -> list[Any]:
+        match call:
+            case "reset":
+                self._read_rows(body, late=False)
+                told = head["told"]
+                if len(told) != len(self._asked) or not all(isinstance(text, str) for text in told):
+                    raise ValueError
+                return told
+            case "step":
+                self._read_rows(body, child.RESULTS, late=False)
+            case "observe":
+                self._read_rows(body, late=True)
+            case "save":
+                return _pieces(body, head["sizes"])
+            case "render":
+                drawn = _pieces(body, [math.prod(shape) for shape in head["shapes"]])
+                return [
+                    np.frombuffer(piece, np.uint8).reshape(shape)
+                    for piece, shape in zip(drawn, head["shapes"], strict=True)
+                ]
+            case _:
+                pass
+        return []
+
+    def fileno(self) -> int:
+        """Of its channel."""
+        return self.link.channel.fileno()
+
+    def ask_to_end(self) -> None:
+        """Tell it to close its environments."""
+        with contextlib.suppress(OSError, EOFError):  # it is gone already, or hangs: ``end`` does the rest
+            self.link.channel.send({"call": "close"}, timeout=1.0)
+
+    def end(self) -> None:
+        """Wait until it is gone."""
+        self.link.end()
+
+    def _read_rows(self, body: bytes, results: tuple[str, ...] = (), *, late: bool) -> None:
+        exchange = self._remote
+        if exchange is None:
+            return
+        leaves = [leaf for leaf in exchange.layout.leaves if leaf.is_of(self._late) == late]
+        targets = [exchange.arrays[name] for name in (*(f"obs:{leaf.name}" for leaf in leaves), *results)]
+        rows = len(self._asked)
+        sizes = [rows * math.prod(target.shape[1:]) * target.itemsize for target in targets]
+        for target, piece in zip(targets, _pieces(body, sizes), strict=True):
+            target[self._asked] = np.frombuffer(piece, target.dtype).reshape(rows, *target.shape[1:])
+
+    def _send(self, call: str, head: Mapping[str, Any], body: bytes = b"") -> None:
+        self.deadline = time.monotonic() + self._timeout
+        try:
+            self.link.channel.send(head, body, timeout=self._timeout)
+        except (OSError, EOFError) as error:
+            raise self._make_lost_error(call, error) from error
+
+    def _receive(self, call: str) -> tuple[dict[str, Any], bytes]:
+        try:
+            head, body = self.link.channel.receive(timeout=max(self.deadline - time.monotonic(), 0.0))
+        except (EOFError, OSError, DataError) as error:
+            raise self._make_lost_error(call, error) from error
+        if "error" in head:
+            kind, told = "EnvError", "" if head["error"] == child.FailedError.__name__ else f"{head['error']}: "
+            if head.get("refused") or head["error"] in _ERRORS:
+                kind, told = (head["error"] if head["error"] in _ERRORS else "ConfigError"), ""
+            trace = f"\n\nin the simulator's interpreter:\n{head['traceback']}" if "traceback" in head else ""
+            whose = of_environments(self.env_ids)
+            raise WorkerFailedError(kind, f"environments {whose} in {call}: {told}{head.get('message')}{trace}")
+        return head, body
+
+    def _make_lost_error(self, call: str, error: Exception) -> WorkerLostError:
+        whose = f"the interpreter of environments {of_environments(self.env_ids)}"
+        if isinstance(error, TimeoutError):
+            busy = "; a child serves one client at a time" if call == "start" and self.pid is None else ""
+            return WorkerLostError(
+                f"{whose} gave no answer to {call} within {self._timeout:g} s; allow for more with timeout=, or look "
+                f"for what hangs in the simulator{busy}"
+            )
+        if isinstance(error, DataError):
+            return WorkerLostError(f"{whose} answered {call} with garbage: {error}; it must run headrace's child.py")
+        return WorkerLostError(f"{whose} {self.link.how_ended()} during {call}")
 
 
 class WorkerBackend(Backend):
@@ -80,23 +314,14 @@ class WorkerBackend(Backend):
 
     overlaps_resets = True
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        workers: Sequence[WorkerLink],
-        *,
-        fidelity: Fidelity = "native",
-        reseeds: bool = True,
-        no_identity: str = "",
-        late: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, exchange: Exchange, workers: Sequence[ForeignWorker], said: Hello) -> None:
         """Own ``workers``, which have made their environments: ``close`` ends them."""
         self.exchange = exchange
-        self.fidelity: Fidelity = fidelity
-        self.reseeds, self.no_identity, self.late = reseeds, no_identity, late
+        self.fidelity: Fidelity = said.fidelity
+        self.reseeds, self.no_identity, self.late = said.reseeds, said.no_identity, said.late
         self.workers = workers
         self._closed = False
-        self._resets: dict[WorkerLink, list[int]] = {}
+        self._resets: dict[ForeignWorker, list[int]] = {}
         """Workers with a reset under way, and the environments that it is of."""
         self._ready: dict[int, str] = {}
         """Instructions of environments whose reset is done, and that were not read yet."""
@@ -111,7 +336,7 @@ class WorkerBackend(Backend):
     def call(self, name: str, env_ids: Sequence[int], more: Sequence[Any]) -> list[Any]:
         """Have every worker that has some of ``env_ids`` do something, all at once."""
         given = dict(zip(env_ids, more, strict=False))
-        asked: list[tuple[WorkerLink, list[int]]] = []
+        asked: list[tuple[ForeignWorker, list[int]]] = []
         results: dict[int, Any] = {}
         failure: WorkerFailedError | None = None
         with self._guard():
@@ -168,7 +393,7 @@ class WorkerBackend(Backend):
             self._closed = True
             end_workers(self.workers)
 
-    def _free(self, env_ids: Sequence[int]) -> Generator[tuple[WorkerLink, list[int]]]:
+    def _free(self, env_ids: Sequence[int]) -> Generator[tuple[ForeignWorker, list[int]]]:
         """Yield every worker that has some of ``env_ids``, and which, after waiting for its resets."""
         for worker in self.workers:
             if mine := [env_id for env_id in env_ids if env_id in worker.env_ids]:
@@ -176,7 +401,7 @@ class WorkerBackend(Backend):
                     self._collect(worker)
                 yield worker, mine
 
-    def _collect(self, worker: WorkerLink) -> None:
+    def _collect(self, worker: ForeignWorker) -> None:
         """Wait for the reset that is under way in a worker."""
         mine = self._resets.pop(worker)
         try:
@@ -201,25 +426,13 @@ class WorkerBackend(Backend):
             raise
 
 
-def dealt(num_envs: int, workers: int) -> list[range]:
-    """Return the env ids of each worker."""
-    return [range(first, num_envs, workers) for first in range(workers)]
-
-
-def how_ended(code: int | None) -> str:
-    """Return an exit code in words."""
-    if code is None:
-        return "closed its pipe"
-    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
-
-
 def of_environments(env_ids: range) -> str:
     """Return the env ids of a worker as words of an error."""
     return ", ".join(map(str, env_ids[:8])) + (", …" if len(env_ids) > 8 else "")
 
 
 @contextmanager
-def starting(workers: Sequence[WorkerLink]) -> Generator[None]:
+def starting(workers: Sequence[ForeignWorker]) -> Generator[None]:
     """While workers are started: if one fails or is lost, or on Ctrl-C, those that were started are ended."""
     try:
         yield
@@ -232,7 +445,7 @@ def starting(workers: Sequence[WorkerLink]) -> Generator[None]:
         raise
 
 
-def end_workers(workers: Sequence[WorkerLink]) -> None:
+def end_workers(workers: Sequence[ForeignWorker]) -> None:
     """End all of them, at once."""
     for worker in workers:
         worker.ask_to_end()
@@ -240,131 +453,47 @@ def end_workers(workers: Sequence[WorkerLink]) -> None:
         worker.end()
 
 
-# a closing worker closes its environments; one that takes longer than this is ended
-_CLOSE_SECONDS = 5.0
-
-
-class SpawnedWorker:
-    """A worker waits at its pipe; a call names env_ids, the rows themselves lie in shared memory.
-
-    A worker that dies closes its pipe, so waiting for it ends; one whose parent dies ends itself.
-    """
-
-    deadline = math.inf
-
-    def __init__(self, pipe: Connection, process: SpawnProcess, env_ids: range) -> None:
-        self.env_ids = env_ids
-        self.process = process
-        self.pid = process.pid
-        self._pipe = pipe
-
-    def send(self, call: str, env_ids: list[int], more: list[Any]) -> None:
-        """Begin a call."""
-        try:
-            self._pipe.send((call, env_ids, more))
-        except OSError as error:
-            raise self._lost(call) from error
-
-    def receive(self, call: str) -> list[Any]:
-        """Wait for its answer."""
-        try:
-            fine, content = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self._lost(call) from error
-        if not fine:
-            raise WorkerFailedError(*content)
-        return content
-
-    def fileno(self) -> int:
-        """Of its pipe."""
-        return self._pipe.fileno()
-
-    def ask_to_end(self) -> None:
-        """Tell it to close its environments."""
-        try:
-            self._pipe.send(("close", [], []))
-        except OSError:  # it is gone already
-            return
-
-    def end(self) -> None:
-        """Wait until it is gone; kill it if that takes too long."""
-        self.process.join(_CLOSE_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self._pipe.close()
-
-    def _lost(self, call: str) -> WorkerLostError:
-        self.process.join(_CLOSE_SECONDS)
-        return WorkerLostError(
-            f"the worker process of environments {of_environments(self.env_ids)} {how_ended(self.process.exitcode)} "
-            f'during {call} (a script that makes one needs the guard `if __name__ == "__main__":`)'
-        )
-
-
-def process_backend(
-    factories: Sequence[EnvFactory], layout: ExchangeLayout, action_space: gymnasium.Space[Any], workers: int
-) -> WorkerBackend:
-    """Start spawned workers and wait until each has made its environments."""
-    context = multiprocessing.get_context("spawn")
-    # anonymous: nothing is left behind in the file system when a process is killed
-    memory = context.RawArray("b", max(layout.nbytes, 1))
-    started: list[SpawnedWorker] = []
-    with starting(started):
-        for part in dealt(len(factories), workers):
-            ours, theirs = context.Pipe()
-            makers = CloudpickleWrapper(cast("Any", [factories[env_id] for env_id in part]))
-            process = context.Process(
-                target=_work,
-                args=(theirs, memory, layout, makers, part, action_space),
-                name=f"headrace-bridge-{part.start}",
-                daemon=True,
-            )
-            process.start()
-            # with our copy of its end closed, the worker's death is the end of the pipe
-            theirs.close()
-            started.append(SpawnedWorker(ours, process, part))
+def foreign_backend(source: ForeignSource, num_envs: int, workers: int) -> tuple[WorkerBackend, Hello]:
+    """Start children, or connect to those that listen, and wait until each has made its environments."""
+    python, addresses = source.python, source.addresses
+    count = min(num_envs, len(addresses) or workers)
+    parts = [range(first, num_envs, count) for first in range(count)]
+    started: list[ForeignWorker] = []
+    with open_shared_memory() as memory, starting(started):
+        for index, part in enumerate(parts):
+            link = Interpreter(python, memory) if python is not None else RemoteChild(addresses[index], source.timeout)
+            started.append(ForeignWorker(link, part, source.timeout))
         for worker in started:
-            worker.receive("start")
-    return WorkerBackend(Exchange(layout, memoryview(memory).cast("B")), started)
+            worker.make(source)
+        hellos = [worker.hello() for worker in started]
+        first = hellos[0].observation_space, hellos[0].action_space
+        for hello in hellos[1:]:
+            if (other := (hello.observation_space, hello.action_space)) != first:
+                raise ConfigError(
+                    f"environments: expected one kind, got spaces {first} and {other}; make the entry give one kind"
+                )
+        layout = exchange_layout(num_envs, *first)
+        exchange = Exchange(layout, None if python is None else _map_memory(memory, layout.nbytes))
+        for worker in started:
+            worker.lay_out(exchange, hellos[0].observation_space, hellos[0].late)
+    return WorkerBackend(exchange, started, hellos[0]), hellos[0]
 
 
-def _work(
-    pipe: Connection,
-    memory: Any,  # a ctypes array, which has no public type
-    layout: ExchangeLayout,
-    makers: CloudpickleWrapper[Any],
-    own: range,
-    action_space: gymnasium.Space[Any],
-) -> None:
-    """Make the environments, then answer commands until the command to close, or until the parent is gone."""
-    ignore_interrupts()
+def process_backend(factories: Sequence[EnvFactory], workers: int, timeout: float) -> tuple[WorkerBackend, Hello]:
+    """Start processes of this interpreter, each of which makes some of the environments."""
+    entry = f"{PACKAGE_ENTRY}:{make_packed.__name__}"
+    kwargs = pack_factories(factories)
+    source = ForeignSource(python=sys.executable, address=None, entry=entry, kwargs=kwargs, timeout=timeout)
+    return foreign_backend(source, len(factories), workers)
+
+
+def _map_memory(descriptor: int, nbytes: int) -> memoryview:
+    os.ftruncate(descriptor, max(nbytes, 1))
+    return memoryview(mmap.mmap(descriptor, max(nbytes, 1)))
+
+
+def _pieces(body: bytes, sizes: Sequence[int]) -> list[bytes]:
     try:
-        exchange = Exchange(layout, memoryview(memory).cast("B"))
-        group = EnvGroup([make() for make in cast("list[EnvFactory]", makers.fn)], exchange, own, action_space)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
-        pipe.send((False, _described(error)))
-        return
-    pipe.send((True, []))
-    try:
-        while True:
-            name, env_ids, more = pipe.recv()
-            if name == "close":
-                break
-            try:
-                answer = True, group.call(name, env_ids, more)
-            except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
-                answer = False, _described(error)
-            pipe.send(answer)
-    except (EOFError, BrokenPipeError):  # the parent is gone
-        pass
-    finally:
-        group.close()
-
-
-def _described(error: Exception) -> tuple[str, str]:
-    """Type and text of an error: the error itself may not pickle."""
-    if isinstance(error, UnsupportedError | ConfigError):
-        return type(error).__name__, str(error)
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    return type(error).__name__, f"{error}\n\nin the worker process:\n{trace}"
+        return child.pieces(body, sizes)
+    except child.RefusedError as error:
+        raise WorkerLostError(f"a child: {error} of rows; it must run headrace's child.py") from error

@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,11 +19,11 @@ from torch import Tensor
 from headrace import rng
 from headrace._device import to_device
 from headrace.bridges._exchange import Exchange, ExchangeLayout, as_action_space, group_space
-from headrace.bridges.child import NO_SUCCESS_MEASURE
+from headrace.bridges.child import NO_SUCCESS_MEASURE, RESULTS
 from headrace.bridges.executors import Backend, Fidelity
 from headrace.envs.episodic_env import AUTORESET_MODES, EpisodicEnv, check_snapshot, parse_reset_options
 from headrace.envs.recipe import EpisodeRules
-from headrace.envs.task import checked_actions
+from headrace.envs.task import check_actions
 from headrace.errors import DtypeError, EnvError, LifecycleError, ShapeError, UnsupportedError
 from headrace.ids import check_ids, check_seed
 from headrace.types import Ids, Obs, StateDict, Step, StepInfo, StepObserver
@@ -65,10 +64,11 @@ class TensorExchange:
     @classmethod
     def over(cls, exchange: Exchange) -> TensorExchange:
         """Return views of an exchange in the memory of this machine."""
-        views = cls(exchange.layout, torch.device("cpu"), None, _view(exchange.actions))
-        views.obs = {name: _view(rows) for name, rows in exchange.obs.items()}
-        for name in ("reward", "terminated", "truncated", "success"):
-            setattr(views, name, torch.from_numpy(exchange.arrays[name]))
+        tensors = {name: _view(rows) for name, rows in exchange.arrays.items()}
+        views = cls(exchange.layout, torch.device("cpu"), None, tensors.pop("actions"))
+        for name in RESULTS:
+            setattr(views, name, tensors.pop(name))
+        views.obs = {name.removeprefix("obs:"): rows for name, rows in tensors.items()}
         return views
 
     def write_obs(self, obs: object) -> None:
@@ -169,7 +169,7 @@ class HeldRows:
             held.copy_(obs[group].view(held.dtype))
 
     def _diverged(self, rows: Tensor, reward: Tensor) -> Tensor | None:
-        """Return a reward of 1e60 is infinite as float32, which is what the caller would see."""
+        """Return the rows whose reward is not finite as float32; 1e60 is infinite there."""
         all_rows = rows.shape[0] == self._exchange.layout.num_envs
         floats = [
             values if all_rows else values.index_select(0, rows)
@@ -256,30 +256,21 @@ class BridgeEnv(EpisodicEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.backend = backend
+        self.fidelity: Fidelity = backend.fidelity
+        """How a suspended environment is kept: ``native`` (skipped) or ``restore`` (put back after each step)."""
+        self.reseeds = backend.reseeds
+        """Whether every episode is seeded from (seed, episode id): then it is a function of them and the actions. Not
+        so for simulators whose generators cannot be seeded anew."""
+        self.no_identity = "" if self.reseeds else backend.no_identity
+        """Why episodes are not functions of (seed, episode id), as far as the simulator says; "" where they are."""
+        self.overlaps_resets = backend.overlaps_resets
+        """Whether :meth:`begin_reset` works: environments of threads, processes and other interpreters."""
         self._background: set[int] = set()
         """Environments whose reset is under way."""
         self._knows_success = False
 
     frames_drawn: int = 0
     """Pictures drawn on demand; those that an environment draws in its steps are not counted."""
-
-    @property
-    def fidelity(self) -> Fidelity:
-        """How a suspended environment is kept: ``native`` (skipped), ``restore`` (put back) or ``hold`` (it drifts)."""
-        return self.backend.fidelity
-
-    @property
-    def reseeds(self) -> bool:
-        """Whether every episode is seeded from (seed, episode id): then it is a function of them and the actions.
-
-        Not so for a VectorEnv that resets all or none, and for simulators whose generators cannot be seeded anew.
-        """
-        return self.backend.reseeds
-
-    @property
-    def no_identity(self) -> str:
-        """Why episodes are not functions of (seed, episode id), as far as the simulator says; "" where they are."""
-        return "" if self.reseeds else self.backend.no_identity
 
     # --- episodes -----------------------------------------------------------------------------------------------
 
@@ -299,11 +290,6 @@ class BridgeEnv(EpisodicEnv):
         """
         request = self._reset_request(options)
         if request.ids is not None:
-            if not self.backend.resets_some:
-                raise UnsupportedError(
-                    f"reset_mask: {self.name} resets all of its environments or none; "
-                    "bridge its single environments instead"
-                )
             self._check_settled("reset with reset_mask", request.ids)
         with self._alone("reset"):
             if request.ids is None:
@@ -316,11 +302,6 @@ class BridgeEnv(EpisodicEnv):
                 self._draw(all_ids, request.observe)
         self._ready, self._failure = True, ""
         return self._shown(), {}
-
-    @property
-    def overlaps_resets(self) -> bool:
-        """Whether :meth:`begin_reset` works: environments of threads, processes and other interpreters."""
-        return self.backend.overlaps_resets
 
     @property
     def resetting(self) -> Tensor:
@@ -369,7 +350,7 @@ class BridgeEnv(EpisodicEnv):
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:
         ids = self._active_set.ids
-        actions = checked_actions(actions, self._action_space, ids, self.num_envs, self.device)
+        actions = check_actions(actions, self._action_space, ids, self.num_envs, self.device)
         wanted = (
             None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
         )
@@ -421,9 +402,9 @@ class BridgeEnv(EpisodicEnv):
         """
         self._check_ready("state_dict")
         self._check_settled("state_dict", self._episodes.all_ids)
-        return self._kept() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
+        return self._snapshot_rest() | {"sim": {"envs": self.backend.save(), "knows_success": self._knows_success}}
 
-    def _kept(self) -> dict[str, object]:
+    def _snapshot_rest(self) -> dict[str, object]:
         """Return the snapshot without the environments themselves."""
         self._draw(self._episodes.all_ids)
         return self._bookkeeping(self.name) | {"observations": {"held": self._shown()}}
@@ -431,7 +412,7 @@ class BridgeEnv(EpisodicEnv):
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a bridge to the same environments. It unpickles: load what you trust."""
         self._check_open()
-        check_snapshot(state, self._kept())
+        check_snapshot(state, self._snapshot_rest())
         self._drop_resets()
         self._call_backend(lambda: self.backend.restore(state["sim"]["envs"]))
         self._knows_success = bool(state["sim"]["knows_success"])
@@ -441,8 +422,7 @@ class BridgeEnv(EpisodicEnv):
     def render_each(self, ids: Ids | None = None) -> tuple[NDArray[np.uint8], ...] | None:
         """Return one picture (H, W, 3) of each of some environments (None: all).
 
-        None where the environments were made without ``rgb_array``. Others are not drawn, but by a Gymnasium vector
-        environment, which has no way to draw some.
+        None where the environments were made without ``rgb_array``. Others are not drawn.
         """
         self._check_ready("render")
         if self.render_mode != "rgb_array":
@@ -587,6 +567,6 @@ def _picture(env_id: int, drawn: object) -> NDArray[np.uint8]:
     raise EnvError(f"environment {env_id} in render: expected a picture uint8 (H, W, 3), got {got}")
 
 
-def environment_name(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
+def environment_name(env: gymnasium.Env[Any, Any]) -> str:
     """Return the id of an environment, or its class where it has none."""
     return type(env.unwrapped).__name__ if env.spec is None else env.spec.id

@@ -8,7 +8,8 @@ headrace starts it by itself (``headrace.bridge(python=…, entry=…)``). On an
 An entry is a function that makes one environment, with Gymnasium's interface: ``reset(seed=…) -> (obs, info)``,
 ``step(action) -> (obs, reward, terminated, truncated, info)``, ``observation_space`` and ``action_space`` (Gymnasium's
 or Gym's own, or plain dicts such as ``{"type": "box", "shape": [7], "dtype": "float32", "low": -1, "high": 1}``), and
-where it has them ``render()``, ``close()``, ``state_dict()`` and ``load_state_dict(state)``.
+where it has them ``render()``, ``close()``, ``state_dict()`` and ``load_state_dict(state)``. A function with an
+argument ``env_id`` is told which environment it makes.
 
 Pictures that cost more than a step can be left to those who read them: an environment whose ``drawn_on_demand`` names
 keys of its observation space leaves them out of what ``reset`` and ``step`` return, and has ``draw()``, which returns a
@@ -119,7 +120,7 @@ def space_to_json(space: Any) -> dict[str, Any]:
     if "Tuple" in kinds:
         return {"type": "tuple", "spaces": [space_to_json(part) for part in _parts(space)]}
     if isinstance(space, dict):
-        return _described_box(space) if "Box" in kinds else space  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # checked by the parent
+        return _describe_box(space) if "Box" in kinds else space  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # checked by the parent
     if "Box" in kinds:
         return _box(space.low, space.high, np.dtype(space.dtype))
     if "Discrete" in kinds:
@@ -154,7 +155,7 @@ def _parts(space: Any) -> Any:
     return space["spaces"] if isinstance(space, dict) else space.spaces
 
 
-def _described_box(space: dict[str, Any]) -> dict[str, Any]:
+def _describe_box(space: dict[str, Any]) -> dict[str, Any]:
     """Return a plain dict that describes a Box, with what it leaves out."""
     shape, dtype = tuple(space["shape"]), np.dtype(space.get("dtype", "float32"))
     whole = np.iinfo(dtype) if dtype.kind in "iu" else None
@@ -223,11 +224,15 @@ class Group:
         self.instruction_keys: Any = ()
         self.texts: dict[int, str] = {}
         self.spaces: Any = None
+        self.snapshot: Any = None
+        """Functions ``save(env)`` and ``restore(env, bytes)`` in place of an environment's own."""
 
     def make(self, make: Any, kwargs: dict[str, Any], env_ids: list[int]) -> None:
         """Make an environment for each row; the caller closes those that were made when one cannot be."""
+        self.snapshot = getattr(make, "snapshot", None)
+        numbered = "env_id" in _arguments(make)
         for env_id in env_ids:
-            self.add(env_id, make(**kwargs))
+            self.add(env_id, make(env_id=env_id, **kwargs) if numbered else make(**kwargs))
 
     def add(self, env_id: int, env: Any) -> None:
         """Take over an environment, which must have the spaces of the others."""
@@ -301,7 +306,7 @@ class Group:
         except RefusedError:
             raise
         except Exception as error:  # an environment may raise anything: it is said which one it was
-            raise _failed(env_id, "reset", error) from error
+            raise _make_failed_error(env_id, "reset", error) from error
         return told
 
     def step(self, env_ids: Any) -> None:
@@ -325,7 +330,7 @@ class Group:
                     if path is not None:
                         now = str(_at(obs, path))
                         if texts.setdefault(env_id, now) != now:
-                            raise RefusedError(changed_text(env_id, texts[env_id], now))
+                            raise RefusedError(refuse_changed_text(env_id, texts[env_id], now))
                     rewards[env_id] = float(reward)
                     terminated[env_id], truncated[env_id] = bool(ended), bool(cut)
                     said = success_of(info) if ended or cut else None
@@ -333,7 +338,7 @@ class Group:
         except RefusedError:
             raise
         except Exception as error:  # an environment may raise anything: it is said which one it was
-            raise _failed(env_id, "step", error) from error
+            raise _make_failed_error(env_id, "step", error) from error
 
     def observe(self, env_ids: Any) -> None:
         """Draw what some environments draw on demand, into their rows."""
@@ -344,11 +349,13 @@ class Group:
         except RefusedError:
             raise
         except Exception as error:  # an environment may raise anything: it is said which one it was
-            raise _failed(env_id, "draw", error) from error
+            raise _make_failed_error(env_id, "draw", error) from error
 
     def save(self, env_id: int) -> bytes:
         """Return the state of one environment, from its own ``state_dict``."""
         env = self.envs[env_id]
+        if self.snapshot is not None:
+            return self.snapshot[0](env)
         if not self.pickles or not hasattr(env, "state_dict") or not hasattr(env, "load_state_dict"):
             raise UnsupportedError(
                 "state_dict: expected state_dict() and load_state_dict(state) of the environment, in a child that "
@@ -358,14 +365,17 @@ class Group:
 
     def restore(self, env_id: int, state: bytes) -> None:
         """Put one environment back into a state of :meth:`save`."""
-        self.envs[env_id].load_state_dict(pickle.loads(state))
+        if self.snapshot is None:
+            self.envs[env_id].load_state_dict(pickle.loads(state))
+        else:
+            self.snapshot[1](self.envs[env_id], state)
 
     def render(self, env_id: int) -> Any:
         """Return one picture of one environment."""
         try:
             return self.envs[env_id].render()
         except Exception as error:  # an environment may raise anything: it is said which one it was
-            raise _failed(env_id, "render", error) from error
+            raise _make_failed_error(env_id, "render", error) from error
 
     def close(self) -> None:
         """Close every environment, also after one that cannot be closed."""
@@ -377,11 +387,11 @@ class Group:
                 traceback.print_exc()
 
 
-def _failed(env_id: int, call: str, error: Exception) -> FailedError:
+def _make_failed_error(env_id: int, call: str, error: Exception) -> FailedError:
     return FailedError(f"environment {env_id} raised {type(error).__name__} in {call}: {error}")
 
 
-def changed_text(env_id: int, told: str, now: str) -> str:
+def refuse_changed_text(env_id: int, told: str, now: str) -> str:
     """Return what is wrong with an instruction that changes: a reader at the start would not see it."""
     return (
         f"environment {env_id}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
@@ -429,7 +439,7 @@ def success_of(info: Any) -> Any:
     return next((info[key] for key in SUCCESS_KEYS if info.get(key) is not None), None)
 
 
-def told_by(infos: Any, keys: Any, row: int) -> Any:
+def read_instruction(infos: Any, keys: Any, row: int) -> Any:
     """Return the instruction of a row in the info of a batch, a text for all or one per row.
 
     None where there is none.
@@ -459,32 +469,26 @@ class RowSimulation:
       (N,)) depends on, and putting it back, perhaps many times; ``saved`` is not written to.
     - ``step_rows(actions, mask)``: as ``step``, but only the rows of the mask change.
 
-    With ``step_rows`` the fidelity is ``native``; with ``save_rows`` and ``restore_rows`` it is ``restore``; with none
-    of them ``hold``. ``reseeds = False`` says that episodes are not functions of their seeds.
+    With ``step_rows`` the fidelity is ``native``; with ``save_rows`` and ``restore_rows`` alone it is ``restore``.
+    ``reseeds = False`` says that episodes are not functions of their seeds.
     """
 
     def __init__(self, sim: Any) -> None:
         names = ("save_rows", "restore_rows")
         missing = [name for name in ("reset_rows", "num_envs", "observation_space") if not hasattr(sim, name)]
-        if not hasattr(sim, "step") and not hasattr(sim, "step_rows"):
-            missing.append("step")
-        if hasattr(sim, names[0]) != hasattr(sim, names[1]):
-            missing += [name for name in names if not hasattr(sim, name)]
+        if not hasattr(sim, "step_rows"):  # rows that rest must be put back
+            missing += [name for name in ("step", *names) if not hasattr(sim, name)]
         if missing:
             raise RefusedError(
-                "row protocol: expected num_envs, observation_space, action_space, reset_rows, step (or step_rows), "
-                f"and save_rows with restore_rows, of {type(sim).__name__}; it has no {', '.join(missing)}"
+                "row protocol: expected num_envs, observation_space, action_space, reset_rows, and step_rows, or step "
+                f"with save_rows and restore_rows, of {type(sim).__name__}; it has no {', '.join(missing)}"
             )
         self.sim = sim
         self.num_envs = int(sim.num_envs)
-        self.saves = hasattr(sim, names[0])
+        self.saves = all(hasattr(sim, name) for name in names)
         self.reseeds = bool(getattr(sim, "reseeds", True))
-        self.fidelity = "native" if hasattr(sim, "step_rows") else "restore" if self.saves else "hold"
-        self.held_ends = 0
-        """How many episodes ended only because a resting row was held, not frozen."""
+        self.fidelity = "native" if hasattr(sim, "step_rows") else "restore"
         self._seeds: Any = np.zeros(self.num_envs, np.int64)
-        # our episode is over, and the next has not been asked for
-        self._over: Any = np.zeros(self.num_envs, np.bool_)
         # the simulator's own episode is over, and it has not been reset since
         self._unreset: Any = np.zeros(self.num_envs, np.bool_)
         self._kept: Any = None
@@ -494,7 +498,6 @@ class RowSimulation:
         """Start an episode in each of some rows."""
         rows = np.asarray(ids, np.int64)
         self._seeds[rows] = seeds
-        self._over[rows] = False
         return self._restart(rows)
 
     def step(self, actions: Any, active: Any) -> Any:
@@ -508,23 +511,13 @@ class RowSimulation:
             self._restart(np.flatnonzero(self._unreset))
         if idle is None:
             self._kept = None
-        elif self.saves and (self._kept is None or (idle != self._kept_idle).any()):
+        elif self._kept is None or (idle != self._kept_idle).any():
             self._kept, self._kept_idle = sim.save_rows(idle), idle
         result = sim.step(actions)
         self._unreset = to_numpy(result[2]) | to_numpy(result[3])
-        if idle is None:
-            self._over = self._unreset.copy()
-            return result
-        if self.saves:
+        if idle is not None:
             sim.restore_rows(idle, self._kept)
             self._unreset &= active
-        else:
-            cut = self._unreset & idle
-            self.held_ends += int((cut & ~self._over).sum())
-            if cut.any():
-                # it starts its episode again
-                self._restart(np.flatnonzero(cut))
-        self._over |= self._unreset & active
         return result
 
     def save(self) -> dict[str, Any]:
@@ -532,17 +525,17 @@ class RowSimulation:
         if not self.saves:
             raise UnsupportedError(f"state_dict: {type(self.sim).__name__} has no save_rows; do without snapshots")
         all_rows = np.ones(self.num_envs, np.bool_)
-        rows = [self._seeds.tolist(), self._over.tolist(), self._unreset.tolist()]
+        rows = [self._seeds.tolist(), self._unreset.tolist()]
         return {"saved": self.sim.save_rows(all_rows), "rows": rows}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put all rows back."""
-        seeds, over, unreset = state["rows"]
+        seeds, *_, unreset = state["rows"]  # 0.2 has another list between them
         if len(seeds) != self.num_envs:
             raise RefusedError(f"snapshot: expected {self.num_envs} rows in one batch, got {len(seeds)}")
         self.sim.restore_rows(np.ones(self.num_envs, np.bool_), state["saved"])
         self._seeds = np.array(seeds, np.int64)
-        self._over, self._unreset = np.array(over, np.bool_), np.array(unreset, np.bool_)
+        self._unreset = np.array(unreset, np.bool_)
         self._kept = None
 
     def _restart(self, rows: Any) -> Any:
@@ -589,7 +582,7 @@ class RowGroup(Group):
             raise RefusedError(f"expected reset_rows() to give (obs, info), got {type(answer)}")
         obs, info = answer
         self.write_rows(env_ids, places, obs)
-        return [told_by(info, self.instruction_keys, place) or "" for place in places]
+        return [read_instruction(info, self.instruction_keys, place) or "" for place in places]
 
     def step(self, env_ids: Any) -> None:
         """Step some rows; the results go to their rows of the exchange."""
@@ -641,20 +634,28 @@ class RowGroup(Group):
         return self.rows.sim.render(self.row_of[env_id])
 
 
-def make_group(entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> Group:
-    """Return the environments of some rows: one each, or one simulator of all, if the entry takes ``num_envs``."""
+def make_group(entry: str, kwargs: dict[str, Any], env_ids: list[int], pickles: bool) -> Any:
+    """Return the environments of some rows: one each, or one simulator of all, if the entry takes ``num_envs``.
+
+    A class with ``answers_itself`` is neither: it has ``hello()``, ``answer(head, body)`` and ``close()``.
+    """
     make = load_entry(entry)
-    try:
-        batched = "num_envs" in inspect.signature(make).parameters
-    except (TypeError, ValueError):  # a function of C without a signature
-        batched = False
-    group = RowGroup(pickles) if batched else Group(pickles)
+    if getattr(make, "answers_itself", False):  # a policy instead of environments
+        return make(**kwargs)
+    group = RowGroup(pickles) if "num_envs" in _arguments(make) else Group(pickles)
     try:
         group.make(make, kwargs, env_ids)
     except BaseException:
         group.close()
         raise
     return group
+
+
+def _arguments(make: Any) -> Any:
+    try:
+        return inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a function of C without a signature
+        return ()
 
 
 def to_numpy(value: Any) -> Any:
@@ -680,7 +681,7 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
     """
     nonce = secrets.token_hex(16)
     greeting = {"protocol": PROTOCOL, "python": platform.python_version(), "numpy": np.__version__, "nonce": nonce}
-    group = None
+    group: Any = None
     shared = memory_fd is not None
     known = connection is None
     # for the whole greeting: a client that sends a byte now and then stays below any timeout of a read
@@ -706,8 +707,10 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
                     reply = b""
                 elif group is None or call == "make":
                     raise RefusedError("expected the call make first, and once, got " + repr(call))
-                else:
+                elif isinstance(group, Group):
                     answer, reply = _answer(group, head, body, memory_fd)
+                else:
+                    answer, reply = group.answer(head, body)
             except RefusedError as error:
                 answer, reply = {"error": type(error).__name__, "refused": True, "message": str(error)}, b""
             except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it, with this traceback)
@@ -798,15 +801,6 @@ def proof_of(token: str, nonce: str) -> str:
 # --- starting ---------------------------------------------------------------------------------------------------
 
 
-def _end_with(lifeline: int) -> None:
-    """End this process, and what it started, when the parent's end of a pipe closes, also in mid-call."""
-    while os.read(lifeline, 1):
-        pass
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
 def _listen(address: str, entry: str, token: str, once: bool) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_server((host or "127.0.0.1", int(port))) as server:
@@ -834,7 +828,7 @@ def main() -> None:
     """Serve the parent that started us, or listen at an address."""
     parser = argparse.ArgumentParser(description="Steps a simulator's environments for headrace.", prog="child.py")
     parser.add_argument(
-        "--fds", nargs=4, type=int, metavar="FD", help="used by headrace, which starts this file itself"
+        "--fds", nargs=3, type=int, metavar="FD", help="used by headrace, which starts this file itself"
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="wait for headrace.bridge(address=…) at this address")
     parser.add_argument("--entry", metavar="MODULE:NAME", help="with --listen: the function that makes an environment")
@@ -854,8 +848,7 @@ def main() -> None:
     for descriptor in args.fds:
         # what the simulator starts must not hold them: the end of a pipe is how the death of this process is seen
         os.set_inheritable(descriptor, False)
-    incoming, outgoing, lifeline, memory = args.fds
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    incoming, outgoing, memory = args.fds
     with os.fdopen(incoming, "rb") as reader, os.fdopen(outgoing, "wb") as writer:
         serve(reader, writer, None, memory, None, "")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from headrace._interrupts import delay_signals
 from headrace.bridges._exchange import Exchange
 from headrace.bridges._group import EnvGroup
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # brings torch, which a worker process has no need of
     from headrace.bridges.bridge_env import TensorExchange
 
 _T = TypeVar("_T")
-Fidelity: TypeAlias = Literal["native", "restore", "hold"]
+Fidelity: TypeAlias = Literal["native", "restore"]
 
 
 class Backend:
@@ -35,8 +36,6 @@ class Backend:
     """Whether an episode is a function of the seed that its reset gets."""
     no_identity: str = ""
     """Why it is not, as far as the simulator says."""
-    resets_some: bool = True
-    """Whether some environments can be reset without the others."""
     late: frozenset[str] = frozenset()
     """Keys of observations that only :meth:`observe` writes."""
     overlaps_resets: bool = False
@@ -102,12 +101,10 @@ class Backend:
 class InlineBackend(Backend):
     """All environments in this process, one after the other."""
 
-    def __init__(self, group: EnvGroup, exchange: Exchange, on_close: Callable[[], None] | None = None) -> None:
-        """Step ``group``; ``on_close`` replaces closing its environments where another object owns them."""
+    def __init__(self, group: EnvGroup, exchange: Exchange) -> None:
         self.exchange = exchange
         self._group = group
-        self.call = group.call
-        self.close = group.close if on_close is None else on_close
+        self.call, self.close = group.call, group.close
 
 
 class ThreadBackend(Backend):
@@ -129,13 +126,15 @@ class ThreadBackend(Backend):
         if name not in ("reset", "step"):
             return self._group.call(name, env_ids, more)
         parts = split(len(env_ids), self._workers)
-        done = _finish([self._pool.submit(self._group.call, name, env_ids[part], more[part]) for part in parts])
+        with delay_signals():  # an exception between submitting and waiting would leave a thread that still steps
+            done = _finish([self._pool.submit(self._group.call, name, env_ids[part], more[part]) for part in parts])
         return [text for part in done for text in part]
 
     def begin_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin to start an episode in each environment, each by itself."""
-        for env_id, seed in zip(env_ids, seeds, strict=True):
-            self._resets[self._reset_pool.submit(self._group.call, "reset", [env_id], [seed])] = env_id
+        with delay_signals():  # a reset that is not on the list would not be waited for
+            for env_id, seed in zip(env_ids, seeds, strict=True):
+                self._resets[self._reset_pool.submit(self._group.call, "reset", [env_id], [seed])] = env_id
 
     def take_resets(self, timeout: float | None) -> dict[int, str]:
         """Return the environments that are ready."""
@@ -170,12 +169,7 @@ def available_cores() -> int:
 
 
 def _finish(futures: Sequence[Future[_T]]) -> list[_T]:
-    # wait for all before raising, so that no thread is still stepping when the caller hears of an error or of Ctrl-C
-    try:
-        wait(futures)
-    except KeyboardInterrupt:
-        wait(futures)
-        raise
+    wait(futures)  # for all before raising, so that no thread still steps when the caller gets an error
     errors = [error for error in (future.exception() for future in futures) if error is not None]
     if errors:
         raise errors[0]

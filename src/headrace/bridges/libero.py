@@ -29,6 +29,8 @@ _ENTRY = Path(__file__).parents[1] / "envs" / "tasks" / "libero" / "genuine.py"
 def make_libero(recipe: EnvRecipe) -> BridgeEnv:
     """Make environments of a task of LIBERO that another interpreter steps; what is missing is an error before that."""
     cfg = cast("LiberoCfg", task_cfg(recipe.source, {**recipe.overrides, "mujoco": ""}))
+    if cfg.perturb:
+        raise ConfigError(f"perturb: expected none with sim={recipe.sim!r}, got {cfg.perturb}; use sim='mujoco'")
     draws = load_exported(recipe.source).fixtures.shape
     python = Path(os.environ.get(PYTHON_VARIABLE) or ".venv-libero/bin/python")
     if not python.is_file():

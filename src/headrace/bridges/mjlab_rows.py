@@ -94,11 +94,11 @@ class MjlabRows:
         groups = self._env.single_observation_space.spaces
         # what others call policy
         self._names = {group: "policy" if group == "actor" and "policy" not in groups else group for group in groups}
-        self.observation_space = _described(self._env.single_observation_space)
+        self.observation_space = _describe_space(self._env.single_observation_space)
         self.observation_space["spaces"] = {
             self._names[group]: space for group, space in self.observation_space["spaces"].items()
         }
-        self.action_space = _described(self._env.single_action_space)
+        self.action_space = _describe_space(self._env.single_action_space)
         self._places: list[tuple[Any, Any, int]] = []
         self._rings: list[Any] = []
         self._rehearse()
@@ -116,7 +116,7 @@ class MjlabRows:
             _seed(int(seed))
             obs, _ = self._env.reset(env_ids=torch.tensor([row], device=self.device))
             self.restore_rows(others, saved)
-            for name, values in self._renamed(obs).items():
+            for name, values in self._rename(obs).items():
                 _take(first, name, values, row)
         return first, {"instruction": self._instruction}
 
@@ -132,7 +132,7 @@ class MjlabRows:
                 'env_kwargs={"overrides": …} that switch the term off that draws'
             )
         info = {} if self._success is None else {"success": self._env.termination_manager.get_term(self._success)}
-        return self._renamed(obs), reward, terminated, truncated, info
+        return self._rename(obs), reward, terminated, truncated, info
 
     def save_rows(self, mask: Any) -> list[Any]:
         """Return the rows of every tensor that has one per environment."""
@@ -157,7 +157,7 @@ class MjlabRows:
         """Release the simulation."""
         self._env.close()
 
-    def _renamed(self, obs: dict[str, Any]) -> dict[str, Any]:
+    def _rename(self, obs: dict[str, Any]) -> dict[str, Any]:
         return {self._names[group]: values for group, values in obs.items()}
 
     def _generator_state(self) -> Any:
@@ -311,9 +311,9 @@ def _leaves(values: Any) -> list[Any]:
     return [leaf for part in values.values() for leaf in _leaves(part)] if isinstance(values, dict) else [values]
 
 
-def _described(space: Any) -> dict[str, Any]:
+def _describe_space(space: Any) -> dict[str, Any]:
     """Return a space of mjlab as plain dicts."""
     if hasattr(space, "spaces"):
-        return {"type": "dict", "spaces": {name: _described(part) for name, part in space.spaces.items()}}
+        return {"type": "dict", "spaces": {name: _describe_space(part) for name, part in space.spaces.items()}}
     bounds = {"low": space.low, "high": space.high}
     return {"type": "box", "shape": list(space.shape), "dtype": space.dtype, **bounds}

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from headrace.bench.comparing import compare, report, sweep
 from headrace.bench.comparison import CompareCfg
-from headrace.cli.printing import progress_bar, say
-from headrace.cli.records import Command, Only, Positional, keywords
+from headrace.cli.records import Command, Only, Positional, keywords, progress_bar, say
 from headrace.errors import ConfigError
 from headrace.files import write_whole
 
@@ -20,20 +19,7 @@ if TYPE_CHECKING:
     from headrace.bench.comparing import ComparisonResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleOptions:
-    """When a change counts."""
-
-    min_effect: float = 0.05
-    """Smallest change that matters."""
-    alpha: float = 0.01
-    """Chance of any false verdict in a comparison."""
-    metrics: Sequence[str] = ()
-    """Only metrics that match, such as runtime.*."""
-    allow: Sequence[str] = ()
-    """Compare although this differs: hardware, task, settings, timing, library."""
-    accept_drift: bool = False
-    """Judge times although the order of the runs was not drawn at random, or a warm-up did not become steady."""
+Rule = Annotated[CompareCfg, Only("min_effect", "alpha", "metrics", "allow", "accept_drift")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +32,7 @@ class CompareOptions:
 
     paths: Annotated[Sequence[str], Positional("A … vs B …")]
     """Bundle files or directories."""
-    rule: RuleOptions
+    rule: Rule
     fail_inconclusive: bool = False
     """Exit code 1 also if a metric is inconclusive."""
     markdown: Path | None = None
@@ -57,7 +43,7 @@ def _compare(given: CompareOptions) -> int:
     sides = split_sides(given.paths)
     if len(sides) != 2:
         raise ConfigError(f"compare: expected A B, or A … vs B …, got {' '.join(given.paths)!r}")
-    result = compare(*sides, rule=CompareCfg(**keywords(given.rule)))
+    result = compare(*sides, rule=given.rule)
     if given.markdown is not None:
         write_whole(given.markdown, result.markdown())
     return _show(result, given.fail_inconclusive)
@@ -65,7 +51,7 @@ def _compare(given: CompareOptions) -> int:
 
 def _show(result: ComparisonResult, strict: bool) -> int:
     """Print the verdicts; returns the exit code."""
-    from headrace.bench.comparison_output import all_notes, table
+    from headrace.bench.comparing import all_notes, table
 
     console = Console()
     for comparison in result.comparisons:
@@ -117,7 +103,7 @@ class SweepOptions:
     """Seed of the order of the variants within a repetition (default: drawn)."""
     output: str | None = None
     resume: bool = False
-    rule: RuleOptions
+    rule: Rule
     fail_inconclusive: bool = False
     """Exit code 1 also if a metric is inconclusive."""
     benchmark: Annotated[Literal["runtime", "startup", "train", "play"], Positional()]
@@ -127,25 +113,15 @@ class SweepOptions:
 
 
 def _sweep(given: SweepOptions) -> int:
+    settings = keywords(given)
+    strict, command = settings.pop("fail_inconclusive"), (settings.pop("benchmark"), *settings.pop("rest"))
     with progress_bar("runs", None) as update:
-        result = sweep(
-            (given.benchmark, *given.rest),
-            commits=given.commits,
-            vary=given.vary,
-            repeats=given.repeats,
-            until_decided=given.until_decided,
-            seed=given.seed,
-            order_seed=given.order_seed,
-            output=given.output,
-            resume=given.resume,
-            rule=CompareCfg(**keywords(given.rule)),
-            progress=update,
-        )
+        result = sweep(command, **settings, progress=update)
     for outcome in result.outcomes:
         if outcome.code:
             words = f"run {outcome.repetition} of {outcome.side.label} failed: {outcome.message}"
             say(words, "yellow", stderr=True)
-    codes = [_show(comparison, given.fail_inconclusive) for comparison in result.comparisons]
+    codes = [_show(comparison, strict) for comparison in result.comparisons]
     for note in result.notes:
         say(f"• {note}", "yellow")
     say(f"bundles are in {result.directory}")
@@ -154,23 +130,26 @@ def _sweep(given: SweepOptions) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Read bundles (files, or directories of them) and write one self-contained HTML page: a table of runs with
-    filters, throughput, learning curves, time split, memory, start-up. Two paths, or two sets of paths with 'vs'
-    between them, are compared, and the page has the verdicts of 'headrace compare' as well."""
+    """Read bundles (files, or directories of them) and write one self-contained HTML page: a row per side with the
+    distribution of its runs, evaluations, learning curves, every run. Two paths, or two sets of paths with
+    'vs' between them, are compared, and the page begins with the verdicts of 'headrace compare'."""
 
     paths: Annotated[Sequence[str], Positional("PATH")]
     """Bundle files or directories; A B or A… vs B… compares."""
     output: str = "report.html"
     title: str = "headrace report"
     """Heading of the page."""
-    rule: Annotated[RuleOptions, Only("allow", "accept_drift")]
+    history: bool = False
+    """Draw metrics over the commits of the runs, with change points."""
+    rule: Rule
 
 
 def _report(given: ReportOptions) -> int:
     sides = split_sides(given.paths)
     names = ("A", "B") if len(sides) < 2 else (_name(sides[0], "A"), _name(sides[1], "B"))
-    rule = CompareCfg(allow=given.rule.allow, accept_drift=given.rule.accept_drift)
-    written = report(*sides, names=names, output=given.output, title=given.title, rule=rule)
+    settings = keywords(given)
+    del settings["paths"]
+    written = report(*sides, names=names, **settings)
     for note in written.notes:
         say(f"• {note}")
     say(f"wrote {written.path}: {written.runs} runs")

@@ -1,4 +1,4 @@
-"""``headrace demo``: the whole story, with real parts, real files and a table of what was saved."""
+"""``headrace demo``: the whole story, with real parts, and real files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.rule import Rule
-from rich.table import Table
 
 from headrace.bench.story import demo, warm_up
-from headrace.cli.printing import compile_bar
 from headrace.cli.records import Command
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """Evaluate the shipped chunk policy under three schedulers, kill and resume and merge the same evaluation, fill a
-    replay buffer, record and replay episodes, and write a film and report.html. Ends with what was saved: model calls,
-    images, bytes."""
+    """Evaluate the shipped chunk policy under three schedulers, and write films and report.html."""
 
     output: str = "outputs/demo"
     quick: bool = False
@@ -33,15 +28,8 @@ def _demo(given: DemoOptions) -> int:
     console.print(
         f"headrace demo, into {output}; the first run on a machine compiles for about a minute", soft_wrap=True
     )
-    with compile_bar():
-        warm_up()
-    result = demo(output, quick=given.quick, on_scene=lambda title: console.print(Rule(title)), show=console.print)
-    table = Table(title="What was saved")
-    for column in ("what", "the usual way", "it takes", "here", "saved"):
-        table.add_column(column, justify="left" if column in ("what", "the usual way") else "right")
-    for saving in result.savings:
-        table.add_row(saving.what, *saving.cells())
-    console.print(table)
+    warm_up()
+    result = demo(output, quick=given.quick, show=console.print)
     console.print(f"\nOpen [bold]{result.page}[/]; the film is {result.film}.", soft_wrap=True)
     console.print(
         f"Next: headrace view ant, the lessons in docs/tutorials/, examples/. ({time.perf_counter() - begin:.0f} s)"

@@ -37,19 +37,12 @@ class DoctorOptions:
     """Look at versions, threads, extras, OpenGL and GPU, step a real task and draw a real image. An absent extra is no
     fault; exit code 1 means that the core itself does not work."""
 
-    compile: bool = False
-    """Compile every kernel now, with a progress bar, instead of at first use."""
     gpu: bool = False
-    """Compare every GPU path with its CPU reference on the CUDA device of torch."""
+    """Compare random numbers and physics on the CUDA device of torch with those of the CPU."""
 
 
 def _doctor(given: DoctorOptions) -> int:
     console = Console()
-    if given.compile:
-        from headrace.cli.compiling import compile_everything
-
-        console.print(compile_everything(), highlight=False)
-        return 0
     if given.gpu:
         return _check_gpu(console)
     with Console(stderr=True).status(
@@ -124,7 +117,8 @@ def threads() -> list[Finding]:
         if name in os.environ
     }
     shown = ", ".join(f"{name}={value}" for name, value in held.items()) or "no limits set"
-    return [Finding("threads", "ok", f"{cores} cores, torch uses {torch.get_num_threads()}, {shown}")]
+    remedy = "" if torch.get_num_threads() == 1 else "in loops over small networks: torch.set_num_threads(1)"
+    return [Finding("threads", "ok", f"{cores} cores, torch uses {torch.get_num_threads()}, {shown}", remedy)]
 
 
 def works() -> list[Finding]:

@@ -12,8 +12,8 @@ from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from headrace._interrupts import exit_code
-from headrace.cli.printing import progress, say
-from headrace.cli.records import Command, Positional, keywords
+from headrace.cli.records import Command, Positional, keywords, progress, say
+from headrace.errors import ConfigError
 from headrace.imitation.imitating import imitate
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class ImitateOptions:
     """Episodes of the dataset to learn from (default: the successful ones, where it says which)."""
     demos: int = 2000
     """Successful episodes of the expert to learn from."""
-    updates: int = 8000
-    """Steps of the optimizer."""
+    updates: int | None = None
+    """Steps of the optimizer (default: 8000)."""
     held_out: float | None = None
     """Share of the episodes that are not learned from, and that a loss is measured on (default: a tenth of a dataset's,
     none of an expert's)."""
@@ -61,7 +61,13 @@ class ImitateOptions:
 
 def _imitate(given: ImitateOptions) -> int:
     settings = keywords(given)
-    settings["settings"] = settings.pop("act")
+    training = {"updates": settings.pop("updates", None), "held_out": settings.pop("held_out", None)}
+    chosen = {name: value for name, value in training.items() if value is not None}
+    act = settings.pop("act") or {}
+    for name in act.keys() & chosen.keys():
+        option = name.replace("_", "-")
+        raise ConfigError(f"--{option} and --act {name}=…: expected one of them, got both")
+    settings["settings"] = {**act, **chosen}
     with progress("imitating", None, TaskProgressColumn(), TimeRemainingColumn()) as show:
 
         def update(stage: str, done: int, total: int) -> None:

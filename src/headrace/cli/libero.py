@@ -16,8 +16,7 @@ from typing import Annotated
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from headrace.cli.printing import progress, say
-from headrace.cli.records import Command, Positional
+from headrace.cli.records import Command, Positional, progress, say
 from headrace.envs.tasks.libero.names import SUITES, libero_names
 
 
@@ -35,8 +34,7 @@ class LiberoExportOptions:
 
 
 def _export(given: LiberoExportOptions) -> int:
-    from headrace.envs.tasks.libero.exported import export_directory, find_assets, find_missing_files
-    from headrace.envs.tasks.libero.exporting import export_tasks
+    from headrace.envs.tasks.libero.exported import export_directory, export_tasks, find_assets, find_missing_files
 
     names = [name for part in given.names or SUITES for name in (libero_names(part) if "/" not in part else [part])]
     assets = find_assets() if given.assets is None else given.assets

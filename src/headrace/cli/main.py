@@ -11,11 +11,13 @@ headrace evaluate pusher-solid          play episodes with the chunk policy that
 headrace merge A.jsonl B.jsonl          parts of an evaluation that were played apart, as one table
 headrace serve pusher-solid             serve a chunk policy to clients elsewhere, batching over them
 headrace imitate pusher-solid --output F  record an expert and train such a policy
+headrace record pusher-solid --expert -o F  record episodes of an expert, or of a policy
 headrace record info DATASET            what a recorded dataset holds; also verify, replay, merge, export
 headrace runtime ant --output runs/a    measure it; 'headrace startup' profiles what comes before
 headrace compare runs/a runs/b          improved, regressed, unchanged or inconclusive; 'sweep' makes the runs
 headrace report runs                    all of it on one page
 headrace demo                           the whole story in a few minutes
+headrace new my-robot --from robot.xml  a package of your own around a robot model
 headrace doctor                         what is installed, what is missing
 """
 
@@ -28,6 +30,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, NoReturn, cast
 
 from rich.console import Console
@@ -35,14 +38,13 @@ from rich.text import Text
 
 from headrace import __version__
 from headrace._interrupts import exit_code, interruptible, signal_name
-from headrace.cli.printing import compile_notice
 from headrace.cli.records import Command, add_options, build
 from headrace.errors import HeadraceError, nearest
 
 COMMANDS = {
     "tasks": ("tasks", "list the tasks with their spaces and success measures"),
     "run": ("measured", "step a task and see its rates"),
-    "view": ("viewing", "watch a task live in a browser, or in MuJoCo's own window"),
+    "view": ("viewing", "watch a task live in a browser"),
     "picture": ("viewing", "draw what a camera of a task sees: rgb, gray, depth, segmentation, normals"),
     "train": ("measured", "train a policy with an RL library, or with our own learner"),
     "play": ("measured", "play a trained policy and measure what it achieves"),
@@ -50,18 +52,22 @@ COMMANDS = {
     "merge": ("evaluate", "put evaluations that were played apart into one table"),
     "serve": ("serve", "serve a policy that plans chunks of actions to clients elsewhere"),
     "imitate": ("imitate", "train a chunk policy on an expert's demonstrations, or on a recorded dataset"),
-    "record": ("record", "info, verify, replay, merge and export recorded episodes"),
+    "record": ("record", "record episodes; info, verify, replay, merge and export them"),
     "runtime": ("measured", "measure how fast an environment steps, as a bundle"),
     "startup": ("measured", "profile what happens before the first step, as a bundle"),
     "compare": ("comparing", "show which metrics of two sets of runs improved or regressed"),
     "sweep": ("comparing", "run variants interleaved, with paired seeds, and compare them"),
     "report": ("comparing", "put runs on one HTML page: table, plots, verdicts"),
+    "new": ("tasks", "write a package with a task around a robot model of yours"),
     "libero": ("libero", "export LIBERO's tasks so that they are played without LIBERO"),
     "demo": ("demo", "the whole story in a few minutes"),
     "doctor": ("doctor", "what is installed, what is missing, and the command that mends it"),
-    "completion": ("completion", "a script for your shell that completes commands, options and tasks"),
 }
 """The commands in the order of the help: the module of each, and its line in the help."""
+
+
+_RECORDED = ("episodes", "export", "info", "merge", "replay", "verify")
+"""The commands of ``headrace record``; another word is a task to record."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,7 +77,12 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; a word that nothing takes is an error of the command it was given to, which shows its own usage."""
-        parsed, unknown = super().parse_known_args(args, argparse.Namespace() if namespace is None else namespace)
+        words = sys.argv[1:] if args is None else list(args)
+        options = {word.partition("=")[0] for word in words[1:]}
+        of_episodes = not options.isdisjoint(("-o", "--output", "--expert", "--policy"))
+        if self.prog == "headrace record" and of_episodes and words[0] not in _RECORDED:
+            words.insert(0, "episodes")  # a task
+        parsed, unknown = super().parse_known_args(words, argparse.Namespace() if namespace is None else namespace)
         if unknown:
             self._refuse(unknown)
         return parsed, unknown
@@ -90,9 +101,18 @@ class Parser(argparse.ArgumentParser):
         word = unknown[0].partition("=")[0]
         if not word.startswith("-"):
             self.error(f"expected no further argument, got {' '.join(unknown)!r}")
+        setting = word.lstrip("-").replace("-", "_")
+        if "--ppo" in options and setting in _ppo_settings():
+            self.error(f"unknown option {word}; did you mean --ppo {setting}=…?")
         near = difflib.get_close_matches(word, options, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
         self.error(f"unknown option {word}; {hint}")
+
+
+def _ppo_settings() -> set[str]:
+    from headrace.learning import PPOCfg
+
+    return {field.name for field in fields(PPOCfg)}
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -164,10 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a failure, 2 for a request that cannot be met."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     # a command is parsed by its own module alone: the others need not be imported
-    parsed = build_parser(words[0] if words else "").parse_args(words)
+    parser = build_parser(words[0] if words else "")
+    parsed = parser.parse_args(words)
     handler = cast("Callable[[argparse.Namespace], int]", parsed.handler)
     try:
-        with interruptible(), compile_notice(), _plain_warnings():
+        with interruptible(), _plain_warnings():
             return handler(parsed)
     except HeadraceError as error:
         # a message may have brackets of its own, such as headrace[warp]

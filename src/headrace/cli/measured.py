@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.bench import SuccessRule
+from headrace.bench.benchmark import USUAL_ENVS, RunCfg
 from headrace.bench.measured.play import play
 from headrace.bench.measured.run import run, runtime, startup
-from headrace.bench.measured.run_cfg import USUAL_ENVS, RunCfg
 from headrace.bench.measured.train import train
-from headrace.cli.printing import progress_bar, say, show_bundle
-from headrace.cli.records import Command, Only, Positional, keywords, make_record
+from headrace.cli.records import Command, Only, Positional, keywords, make_record, progress_bar, say, show_bundle
 from headrace.envs.recipe import EnvKeywords
 from headrace.errors import ConfigError
+from headrace.learning.ranks import read_ranks
 from headrace.recording.film import FilmCfg
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.libraries.training import Iteration
 
 Task = Annotated[str, Positional("TASK")]
-Result = Annotated[RunCfg, Only("output", "formatters", "label", "presets")]
+Result = Annotated[RunCfg, Only("output", "formatters", "label")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,7 @@ class RunOptions:
     latest or best of runs/, a TorchScript or ONNX file."""
     suspend_fraction: float = 0.0
     """Share of the environments to freeze, 0 to 1."""
-    frame_stack: int | None = None
-    """Frames in an observation of a camera task, oldest first."""
     record: str | None = None
-    """Directory to record every finished episode in; physics states, too, of a task of ours."""
 
 
 def _run(given: RunOptions) -> int:
@@ -108,7 +105,7 @@ def _runtime(given: RuntimeOptions) -> int:
 @dataclass(frozen=True, kw_only=True)
 class StartupOptions:
     """Start TASK in fresh processes and profile each phase: python_imports, task_config, env_creation and first_step
-    (reset included). Writes startup.json with the functions that cost most, a call tree, and the same times without the
+    (reset included). Writes startup.json with the functions that cost most, and the same times without the
     profiler."""
 
     task: Task
@@ -116,9 +113,6 @@ class StartupOptions:
     run: Result
     top_n: int = 20
     """Functions to keep of each phase."""
-    whitelist: str | None = None
-    """YAML file of 'phase: [patterns]' lines: keep the functions that match (fnmatch, module:function) instead of the
-    top; a pattern that matches nothing is an error."""
 
 
 def _startup(given: StartupOptions) -> int:
@@ -129,7 +123,8 @@ def _startup(given: StartupOptions) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Train PPO on TASK with the same network, batch, epochs and learning rate whatever the library. Writes checkpoints
+    """Train PPO on TASK with the same network, batch, epochs and learning rate whatever the library, or, with --agent,
+    what the library's own configuration says. Writes checkpoints
     (last, best) and training.json with the learning curves, also after Ctrl-C or a crash. 'headrace play TASK' then
     finds the newest of them."""
 
@@ -144,6 +139,8 @@ class TrainOptions:
     rule: SuccessRule | None = None
     ppo: Mapping[str, object] | None = None
     """A setting of PPO, for example steps=24 or learning_rate=3e-4."""
+    agent: str | None = None
+    """YAML or JSON file with the library's own configuration, instead of --ppo."""
     film: Annotated[FilmCfg, Only("video", "interval", "renderer")]
     resume_from: str | None = None
     """Directory of an earlier run, to continue from its last checkpoint with everything that it was given; options
@@ -155,37 +152,42 @@ def _train(given: TrainOptions) -> int:
         raise ConfigError("--success-threshold, --success-window, --success-rule: expected --check-success with them")
     first: int | None = None
     output: Path | None = None
+    rank, _ = read_ranks()
 
     def begin(directory: Path) -> None:
         nonlocal output
         output = directory
+        if rank:  # of several processes, the first speaks
+            return
         say(f"checkpoints go to {directory / 'checkpoints'}", stderr=True)
 
     with progress_bar(f"training with {given.library or 'headrace'}", given.iterations) as update:
+        shown = Console(stderr=True)
 
         def after(done: Iteration) -> None:
             nonlocal first
             first = done.number - 1 if first is None else first
-            update(done.number - first)
+            if shown.is_terminal or shown.is_jupyter:
+                update(done.number - first)
+            elif not rank:
+                returns = (
+                    f"mean return {done.finished.returns.mean():,.2f}" if len(done.finished) else "no episode ended"
+                )
+                spent = sum(done.times)
+                say(f"iteration {done.number - first} of {given.iterations}: {returns}, {spent:.2f} s", stderr=True)
 
         try:
-            result = train(
-                given.task,
-                library=given.library,
-                iterations=given.iterations,
-                ppo=_ppo(given.ppo, given.resume_from),
-                stop=(given.rule or SuccessRule()) if given.check_success else None,
-                resume_from=given.resume_from,
-                film=given.film,
-                run=given.run,
-                on_begin=begin,
-                on_iteration=after,
-                **given.env,
-            )
+            settings = keywords(given)
+            rule = settings.pop("rule") or SuccessRule()
+            stop = rule if settings.pop("check_success") else None
+            settings["ppo"] = _ppo(given.ppo, given.resume_from)
+            result = train(**settings, stop=stop, on_begin=begin, on_iteration=after)
         except KeyboardInterrupt:
             if output is not None:
                 say(f"continue with: headrace train {given.task} --resume-from {output}", stderr=True)
             raise
+    if rank:
+        return 0
     show_bundle(result.bundle, result.paths)
     if (came_from := result.bundle.run.resumed_from) is not None:
         for name, change in came_from.changed.items():
@@ -204,9 +206,9 @@ def _ppo(settings: Mapping[str, object] | None, resume_from: str | None) -> PPOC
     made = make_record(PPOCfg, settings, "PPO setting", "--ppo", without="seed")
     if resume_from is None:
         return made
-    from headrace.libraries.training import recorded_settings
+    from headrace.libraries.training import read_settings
 
-    earlier = replace(recorded_settings(Path(resume_from)), seed=made.seed)
+    earlier = replace(read_settings(Path(resume_from)), seed=made.seed)
     return replace(earlier, **{name: getattr(made, name) for name in settings})
 
 
@@ -226,18 +228,14 @@ class PlayOptions:
     episodes: int | None = None
     num_steps: int | None = None
     warmup_steps: int = 10
-    deterministic: bool = False
-    """Play the policy's mean action (the default)."""
     stochastic: bool = False
-    """Sample actions."""
+    """Sample actions instead of the policy's mean."""
     film: Annotated[FilmCfg, Only("video", "renderer")]
     trust_checkpoint: bool = False
     """Load a file that holds more than weights, which can execute arbitrary code; load only files you trust."""
 
 
 def _play(given: PlayOptions) -> int:
-    if given.deterministic and given.stochastic:
-        raise ConfigError("--deterministic, --stochastic: expected one of them, got both")
     settings = keywords(given)
     settings["deterministic"] = not settings.pop("stochastic")
     steps = given.num_steps

@@ -1,5 +1,6 @@
-"""Work with episodes that an EpisodeRecorder wrote.
+"""Record episodes, and work with what was recorded.
 
+headrace record pusher-solid --expert -o runs/expert     50 episodes of a task's scripted expert, or --policy P
 headrace record info runs/ant                            what is in it
 headrace record verify runs/ant                          are all files whole
 headrace record replay runs/ant --episode 12             does the same physics come out
@@ -13,88 +14,92 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from rich.console import Console
 from rich.markup import escape
 
-from headrace.cli.printing import progress_bar, say
-from headrace.cli.records import Command, Positional, Repeated
+from headrace._interrupts import exit_code
+from headrace.cli.records import Command, Only, Positional, keywords, progress_bar, say
+from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headrace.types import StackSpec
 
 Dataset = Annotated[Path, Positional("DATASET")]
 
 
-def _names(texts: Sequence[str]) -> Mapping[str, str]:
-    """Return names by field from ``FIELD=NAME`` texts."""
-    return dict(_pairs(texts, "--camera-name FIELD=NAME"))
+@dataclass(frozen=True, kw_only=True)
+class RecordEpisodesOptions:
+    """Play episodes of TASK, each exactly once, and record them as a dataset, those of its scripted expert or of a
+    policy. 'headrace record TASK' is the same."""
+
+    task: Annotated[str, Positional("TASK")]
+    env: Annotated[EnvKeywords, Only("num_envs", "seed", "overrides", "threads")]
+    expert: bool = False
+    """Play the scripted expert of the task."""
+    policy: str | None = None
+    """As for 'headrace evaluate' (default: the one that ships for the task)."""
+    episodes: int = 50
+    only: Literal["all", "succeeded"] = "all"
+    """Which episodes."""
+    output: str
 
 
-def _stacks(texts: Sequence[str]) -> Mapping[str, StackSpec]:
-    """Return stacks by field from ``FIELD=FRAMES`` texts."""
-    from headrace.types import StackSpec
+def _episodes(given: RecordEpisodesOptions) -> int:
+    from headrace.evaluation.evaluating import NUM_ENVS, evaluate, open_recorded
+    from headrace.imitation.experts import expert_for
+    from headrace.recording.dataset import EpisodeDataset
 
-    found: dict[str, StackSpec] = {}
-    for name, frames in _pairs(texts, "--stack FIELD=FRAMES"):
-        if not (frames.isascii() and frames.isdecimal()):
-            raise ConfigError(f"--stack: expected a number of frames, got {frames!r}")
-        found[name] = StackSpec(frames=int(frames), dim=-1)
-    return found
-
-
-def _pairs(texts: Sequence[str], form: str) -> list[tuple[str, str]]:
-    pairs = [text.partition("=") for text in texts]
-    for text, (name, sign, value) in zip(texts, pairs, strict=True):
-        if not (name and sign and value):
-            raise ConfigError(f"expected {form}, got {text!r}")
-    return [(name, value) for name, _, value in pairs]
+    if given.expert and given.policy is not None:
+        raise ConfigError("--expert, --policy: expected one of them, got both")
+    recipe = EnvRecipe.of(given.task, NUM_ENVS, **given.env)
+    policy = expert_for(recipe.source) if given.expert else given.policy
+    with open_recorded(recipe, policy, given.output, given.only) as env:
+        found = evaluate(env, policy, episodes=given.episodes)
+    Console().print(found.summary())
+    say(f"wrote {given.output}: {len(EpisodeDataset(given.output))} episodes")
+    return 0 if found.interrupt is None else exit_code(found.interrupt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordExportOptions:
     """Assemble a robomimic/Isaac Lab HDF5 file, a LeRobot v3.0 directory or a Minari directory from committed episodes.
-    An export that was interrupted goes on where it was; the target appears when it is whole. A Minari directory is
-    named like its dataset id, for example ant-v0."""
+    The target appears when it is whole. A Minari directory is named like its dataset id, for example ant-v0."""
 
     dataset: Dataset
     """Directory that an EpisodeRecorder wrote."""
     target: Annotated[Path, Positional("TARGET")]
-    """File or directory to make; must not exist, unless --append."""
+    """File or directory to make; must not exist."""
     to: Literal["robomimic", "lerobot", "minari"]
     """The format."""
-    only: Literal["all", "succeeded", "failed", "failed_apart"] = "all"
-    """Which episodes; failed_apart makes a second dataset of the failed ones."""
+    only: Literal["all", "succeeded", "failed"] = "all"
+    """Which episodes."""
     min_length: int = 0
     """Leave out shorter episodes."""
     fps: float | None = None
     """Steps per second, in place of the rate of the dataset (LeRobot)."""
-    cameras: Annotated[Mapping[str, str] | None, Repeated(_names)] = None
+    cameras: Mapping[str, object] | None = None
     """Name of a camera in LeRobot, such as obs/policy=front (default: the observation group)."""
-    stacks: Annotated[Mapping[str, Any] | None, Repeated(_stacks)] = None
-    """Frames that an image field stacks along its channels, where the dataset does not say (LeRobot)."""
-    append: bool = False
-    """Add the episodes that the target does not have (LeRobot)."""
+    stacks: Mapping[str, object] | None = None
+    """Number of frames that an image field stacks along its channels, where the dataset does not say (LeRobot)."""
 
 
 def _export(given: RecordExportOptions) -> int:
     from headrace.recording.export.exporting import export_dataset
+    from headrace.types import StackSpec
 
+    counts = given.stacks or {}
+    for field, frames in counts.items():
+        if type(frames) is not int:
+            raise ConfigError(f"--stack {field}: expected a number of frames, got {frames!r}")
+    for field, name in (given.cameras or {}).items():
+        if not (isinstance(name, str) and name):
+            raise ConfigError(f"--camera-name {field}: expected a name, got {name!r}")
+    stacks = {field: StackSpec(frames=cast("int", frames), dim=-1) for field, frames in counts.items()}
     with progress_bar(f"to {given.to}", None) as update:
-        made = export_dataset(
-            *(given.dataset, given.target, given.to),
-            only=given.only,
-            min_length=given.min_length,
-            fps=given.fps,
-            append=given.append,
-            cameras=given.cameras or {},
-            stacks=given.stacks or {},
-            progress=update,
-        )
-    for path in made:
-        say(f"wrote {path}")
+        cameras = {field: str(name) for field, name in (given.cameras or {}).items()}
+        settings: dict[str, Any] = keywords(given) | {"cameras": cameras, "stacks": stacks, "progress": update}
+        made = export_dataset(settings.pop("dataset"), **settings)
+    say(f"wrote {made}")
     return 0
 
 
@@ -147,15 +152,11 @@ class RecordInfoOptions:
     """Directory that an EpisodeRecorder wrote."""
     limit: int = 20
     """Episodes in the table."""
-    sheet: Path | None = None
-    """Write a contact sheet of frames to this file."""
-    camera: str | None = None
-    """Array for the sheet, such as obs/camera (default: the first with images)."""
 
 
 def _info(given: RecordInfoOptions) -> int:
     from headrace.recording.dataset import EpisodeDataset
-    from headrace.recording.show import contact_sheet, episode_table, field_table
+    from headrace.recording.show import episode_table, field_table
 
     dataset = EpisodeDataset(given.dataset)
     console = Console()
@@ -165,8 +166,6 @@ def _info(given: RecordInfoOptions) -> int:
     console.print(episode_table(dataset, limit=given.limit))
     if len(dataset):
         console.print(field_table(dataset[0]))
-    if given.sheet is not None:
-        say(f"wrote {contact_sheet(dataset, given.sheet, camera=given.camera)}")
     return 0
 
 
@@ -214,6 +213,7 @@ def _replay(given: RecordReplayOptions) -> int:
 
 
 COMMANDS = {
+    "episodes": Command(RecordEpisodesOptions, _episodes),
     "export": Command(RecordExportOptions, _export),
     "verify": Command(RecordVerifyOptions, _verify),
     "info": Command(RecordInfoOptions, _info),

@@ -5,6 +5,8 @@ others; one that may be None is made if one of its options is given. Fields are
 annotated where their type is not enough: ``Annotated[str, Positional("TASK")]`` is given without a name,
 ``Annotated[FilmCfg, Only("video")]`` takes some fields of a record, and ``Annotated[range, parse]`` is what ``parse``
 makes of the text. A mapping is given as ``NAME=VALUE``, repeated.
+
+And what commands print, and the bars that they draw.
 """
 
 from __future__ import annotations
@@ -14,16 +16,45 @@ import ast
 import inspect
 import sys
 import textwrap
+import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from headrace.envs.recipe import parse_assignments
 from headrace.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from headrace.bench.schema import Bundle
+
 
 T = TypeVar("T")
 _FLAGS = {
@@ -33,12 +64,12 @@ _FLAGS = {
     "SuccessRule.kind": "--success-rule",
     "SuccessRule.threshold": "--success-threshold",
     "SuccessRule.window": "--success-window",
+    "NewOptions.model": "--from",
     "cameras": "--camera-name",
     "ensemble_decay": "--ensemble",
     "formatters": "--formatter",
     "metrics": "--metric",
     "overrides": "--set",
-    "presets": "--preset",
     "stacks": "--stack",
 }
 """Options that are not named like their field."""
@@ -69,6 +100,8 @@ class Shared:
     """Settings of the task by path, or arguments of a Gymnasium environment."""
     port: int
     """Port to listen on; 0 for any free one."""
+    record: str
+    """New directory to record every finished episode in; physics states, too, of a task of ours."""
     renderer: str
     """What draws: native, gl (MuJoCo's own images) or warp."""
     resume: bool
@@ -89,12 +122,6 @@ class Positional(NamedTuple):
     metavar: str | None = None
     rest: bool = False
     """Whether it takes all that follows, options included."""
-
-
-class Repeated(NamedTuple):
-    """Marks a field that is made of all the texts of an option that may be repeated."""
-
-    convert: Callable[[Sequence[str]], object]
 
 
 class Only:
@@ -208,7 +235,7 @@ def _argument(field: _Field) -> dict[str, Any]:
     given: dict[str, Any] = {"metavar": _METAVARS.get(field.option, usual)}
     if origin is tuple and ... not in get_args(kind):
         given["nargs"] = len(get_args(kind))
-    elif origin is not None or field.mark(Repeated):
+    elif origin is not None:
         given |= {"nargs": "+"} if field.mark(Positional) else {"action": "append"}
     elif kind in (int, float, Path):
         given["type"] = kind
@@ -225,8 +252,7 @@ def build(record: type[T], parsed: argparse.Namespace, only: Only | None = None)
             if field.default is MISSING or any(found[below.option] is not None for below in _fields(field.kind, inner)):
                 values[field.name] = build(field.kind, parsed, inner)
         elif given is not None:
-            repeated = field.mark(Repeated)
-            convert = repeated.convert if repeated else next(filter(callable, field.marks), None)
+            convert = next(filter(callable, field.marks), None)
             if convert is None and get_origin(field.kind) is Mapping:
                 convert = partial(parse_assignments, option=field.option)
             values[field.name] = given if convert is None else convert(given)
@@ -249,3 +275,76 @@ def make_record(record: type[T], settings: Mapping[str, object], kind: str, opti
         return record(**settings)
     except TypeError as error:
         raise ConfigError(f"{option}: {error}") from error
+
+
+_LINE_S = 10.0
+"""Seconds between lines of progress where there is no terminal."""
+
+
+def say(words: str, style: str = "", *, stderr: bool = False) -> None:
+    """Print a line as it is: no markup, no colors of its own, no breaks."""
+    Console(stderr=stderr).print(Text(words, style), soft_wrap=True)
+
+
+@contextmanager
+def progress(description: str, total: int | None, *columns: ProgressColumn) -> Generator[Callable[..., None]]:
+    """Show a bar on standard error, gone when the block ends; yields what changes it, as ``Progress.update`` does.
+
+    Where nothing can draw a bar, a line is printed every ten seconds.
+    """
+    console = Console(stderr=True)
+    words = TextColumn("{task.description}")
+    if not console.is_terminal and not console.is_jupyter:
+        yield _print_lines(description, total)
+        return
+    with Progress(
+        *(words, BarColumn(), *columns),
+        console=console,
+        transient=True,
+        refresh_per_second=2,
+    ) as bars:
+        yield partial(bars.update, bars.add_task(description, total=total))
+
+
+def _print_lines(description: str, total: int | None) -> Callable[..., None]:
+    """Return what prints a line with the state that it is given, unless it has just printed one."""
+    shown: dict[str, object] = {"description": description, "total": total}
+    due = time.monotonic() + _LINE_S
+
+    def update(**changed: object) -> None:
+        nonlocal due
+        shown.update(changed)
+        if time.monotonic() >= due and "completed" in shown:
+            due = time.monotonic() + _LINE_S
+            of = "" if shown["total"] is None else f" of {shown['total']:,}"
+            say(f"{shown['description']}: {shown['completed']:,}{of}", stderr=True)
+
+    return update
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None) -> Generator[Callable[..., None]]:
+    """Show a bar for a loop; yields what to call with the number of steps done, and their total where it was not known.
+
+    It is updated and drawn twice a second, so that a loop is not slowed down.
+    """
+    with progress(description, total, MofNCompleteColumn(), TimeRemainingColumn()) as show:
+        due = 0.0
+
+        def update(done: int, total: int | None = None) -> None:
+            nonlocal due
+            now = time.perf_counter()
+            if now >= due:
+                due = now + 0.5
+                show(completed=done, total=total)
+
+        yield update
+
+
+def show_bundle(bundle: Bundle, paths: Sequence[Path]) -> None:
+    """Print the summary box of a bundle, and the files it was written to."""
+    from headrace.bench.figures import summary_table
+
+    Console().print(summary_table(bundle))
+    for path in paths:
+        say(f"wrote {path}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
@@ -12,20 +11,11 @@ from rich.live import Live
 from rich.text import Text
 
 from headrace.cli.records import Command, Positional
-from headrace.errors import ConfigError
-from headrace.policies.serving.serve import serve
 
 if TYPE_CHECKING:
     from headrace.policies import PolicyServer
 
 _KEY = "HEADRACE_API_KEY"
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(size) for size in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"--buckets: expected sizes such as 4,16,64, got {text!r}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +30,20 @@ class ServeOptions:
     policy: str | None = None
     """A checkpoint that 'headrace imitate' wrote, module:name of a policy object, class or function, or lerobot:DIR
     (default: the policy that we ship for the task)."""
+    forward: str | None = None
+    """Serve the policy of another server, openpi://HOST:PORT: rows of all clients in one batch for 'headrace serve',
+    one request per client in turn for openpi's. The key in HEADRACE_API_KEY is sent there, too."""
     host: str = "127.0.0.1"
     """Address to listen on; the default is reachable from this machine only."""
     port: int = 8000
+    certificate: str | None = None
+    """PEM file with a certificate and its private key, for TLS (wss://)."""
     max_rows: int = 64
     """Largest merged batch."""
     max_wait: float = 10.0
     """Time that an idle model waits for other clients."""
     fast: bool = False
     batch_size: int | None = None
-    buckets: Annotated[tuple[int, ...], _sizes] = ()
-    """With --fast: sizes that batches are padded to."""
     horizon: int | None = None
     """Rows of a chunk, where the policy does not state them."""
     action_dim: int | None = None
@@ -60,64 +53,44 @@ class ServeOptions:
 
 
 def _serve(given: ServeOptions) -> int:
-    from headrace.policies import ServeCfg
+    from headrace.policies import RemoteCfg, ServeCfg, serve
     from headrace.policies.batching import Batching
 
+    key = os.environ.get(_KEY) or None
     cfg = ServeCfg(
         host=given.host,
         port=given.port,
         max_rows=given.max_rows,
         max_wait=given.max_wait / 1000,
-        batching=Batching(
-            mode="fast" if given.fast else "strict",
-            size=given.batch_size,
-            buckets=given.buckets,
-        ),
-        api_key=os.environ.get(_KEY) or None,
+        batching=Batching(mode="fast" if given.fast else "strict", size=given.batch_size),
+        forward=None if given.forward is None else RemoteCfg(given.forward, api_key=key),
+        api_key=key,
+        certificate=given.certificate,
     )
     sizes = {"horizon": given.horizon, "action_dim": given.action_dim, "obs_steps": given.obs_steps}
     console = Console()
     with serve(given.task, policy=given.policy, cfg=cfg, **sizes) as server:
-        line = LiveLine(server)
         try:
-            console.print(f"serving {given.policy or given.task} at {server.address}; Ctrl-C stops", highlight=False)
+            console.print(
+                f"serving {given.forward or given.policy or given.task} at {server.address}; Ctrl-C stops",
+                highlight=False,
+            )
             if cfg.host not in ("127.0.0.1", "localhost", "::1") and cfg.api_key is None:
                 console.print(f"every client that reaches this port can use the model; set {_KEY} to require a key")
-            with Live(console=console, refresh_per_second=1, get_renderable=line.text, transient=True):
+            with Live(console=console, refresh_per_second=1, get_renderable=lambda: _totals(server), transient=True):
                 server.wait()
         except KeyboardInterrupt:
-            console.print(line.summary(), highlight=False)
+            console.print(_totals(server), soft_wrap=True)
     return 0
 
 
-class LiveLine:
-    """The work of a server since the line was drawn last."""
-
-    def __init__(self, server: PolicyServer) -> None:
-        self._server = server
-        self._before = replace(server.stats)
-        self._time = time.monotonic()
-
-    def text(self) -> Text:
-        """Return clients, rows per batch, and rates."""
-        now, stats = time.monotonic(), replace(self._server.stats)
-        before, seconds = self._before, max(now - self._time, 1e-6)
-        if seconds > 0.5:  # the line is also drawn when something is printed
-            self._before, self._time = stats, now
-        batches, rows = stats.batches - before.batches, stats.rows - before.rows
-        return Text(
-            f"{self._server.clients} clients · {rows / max(batches, 1):.1f} rows per batch · "
-            f"{batches / seconds:.1f} batches/s · {rows / seconds:.1f} rows/s · "
-            f"model {100 * (stats.model_seconds - before.model_seconds) / seconds:.0f} %"
-        )
-
-    def summary(self) -> str:
-        """Return the totals."""
-        stats = self._server.stats
-        return (
-            f"{stats.requests:,} requests, {stats.rows:,} rows in {stats.batches:,} batches "
-            f"({stats.shared:,} shared by several clients), {stats.padding:,} padding rows, {stats.failed:,} failed"
-        )
+def _totals(server: PolicyServer) -> Text:
+    stats = server.stats
+    return Text(
+        f"{server.clients} clients · {stats.requests:,} requests · {stats.rows:,} rows in {stats.batches:,} batches, "
+        f"{stats.shared:,} shared by several clients · {stats.padding:,} padding rows · {stats.failed:,} failed · "
+        f"{stats.model_seconds:,.0f} s of the model"
+    )
 
 
 COMMANDS = {"serve": Command(ServeOptions, _serve)}

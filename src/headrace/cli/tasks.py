@@ -1,4 +1,4 @@
-"""``headrace tasks``: what there is to simulate."""
+"""``headrace tasks`` and ``new``: what there is, and a package of your own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.records import Command, Positional
+from headrace.cli.records import Command, Positional, keywords, say
+from headrace.envs.new_package import new_package
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _tasks(given: TasksOptions) -> int:
 
 
 def _list_libero() -> int:
-    from headrace.envs.tasks.libero.exporting import list_tasks
+    from headrace.envs.tasks.libero.exported import list_tasks
 
     table = Table(title="LIBERO", caption="make one with headrace.make(NAME, num_envs=…)", box=box.SIMPLE_HEAD)
     table.add_column("task", no_wrap=True, style="bold")
@@ -64,16 +65,16 @@ def _list_libero() -> int:
 
 def _facts(task: Task) -> list[str]:
     """Return the spaces of a task, in lines short enough for a terminal of 80 columns."""
-    seen = ", ".join(f"{group} {_described(space)}" for group, space in task.observation_space.spaces.items())
+    seen = ", ".join(f"{group} {_describe(space)}" for group, space in task.observation_space.spaces.items())
     cameras = ", ".join(filter(None, (task.model.camera(i).name for i in range(task.model.ncam)))) or "none"
     facts = [
-        f"observes {seen}; acts with {_described(task.action_space)}",
+        f"observes {seen}; acts with {_describe(task.action_space)}",
         f"{task.cfg.episode_length:,} steps; cameras: {cameras}",
     ]
     return facts if task.success_measure is None else [*facts, f"success: {task.success_measure}"]
 
 
-def _described(space: spaces.Space[object]) -> str:
+def _describe(space: spaces.Space[object]) -> str:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -82,4 +83,25 @@ def _described(space: spaces.Space[object]) -> str:
     return size if str(space.dtype) == "float32" else f"{size} {space.dtype}"
 
 
-COMMANDS = {"tasks": Command(TasksOptions, _tasks)}
+@dataclass(frozen=True, kw_only=True)
+class NewOptions:
+    """Write a package with a task around a robot model, its tests, and a training that starts."""
+
+    name: Annotated[str, Positional("NAME")]
+    """Name of the task, such as my-robot."""
+    model: str | None = None
+    """An MJCF or URDF file of the robot (default: a small arm)."""
+    output: str | None = None
+    """Where to write the result (default: NAME, here)."""
+
+
+def _new(given: NewOptions) -> int:
+    root = new_package(**keywords(given))
+    say(f"{root}: cd {root} && pip install -e . && python -m pytest && headrace train {given.name}")
+    return 0
+
+
+COMMANDS = {
+    "new": Command(NewOptions, _new),
+    "tasks": Command(TasksOptions, _tasks),
+}

@@ -7,13 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from headrace.cli.printing import say
-from headrace.cli.records import Command, Positional, keywords
+from headrace.cli.records import Command, Positional, keywords, say
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError
 from headrace.sim import load_model
 from headrace.viewing.live import view
-from headrace.viewing.picturing import picture
+from headrace.viewing.picturing import MODEL_SUFFIXES, picture
 
 if TYPE_CHECKING:
     from headrace.envs.batch_env import BatchEnv
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
     """Step TASK in real time and show all environments, tiled, on a page of this machine. A click on a tile suspends
-    that environment, another resumes it. Ctrl-C ends."""
+    that environment, another resumes it; the page can pause, make single steps and slow down. Ctrl-C ends."""
 
     task: Annotated[str, Positional("TASK")]
     env: EnvKeywords
@@ -30,11 +29,12 @@ class ViewOptions:
     """random, zero, module:name of a function of the observation groups, a checkpoint of a training, its directory,
     latest or best of runs/, a TorchScript or ONNX file."""
     num_steps: int | None = None
-    """Steps of the batch (default: until Ctrl-C, or until the window is closed)."""
+    """Steps of the batch (default: until Ctrl-C)."""
     port: int = 8765
-    window: bool = False
-    """Environment 0 in MuJoCo's viewer instead, which needs a display."""
     renderer: str = "native"
+    camera: str | None = None
+    """Camera of the model, or free for one that sees all of it and follows the mouse (default: its first, else
+    free)."""
 
 
 def _view(given: ViewOptions) -> int:
@@ -44,13 +44,13 @@ def _view(given: ViewOptions) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
-    """Draw the first episode of TASK as one of its model's cameras sees it. A .png is for people: in depth near is
-    bright, in segmentation each geom has a color, nothing is black. A .npy has the camera's own values."""
+    """Draw the first episode of TASK, or an MJCF or URDF file, as a camera sees it. A .png is for people: in depth
+    near is bright, in segmentation each geom has a color, nothing is black. A .npy has the camera's own values."""
 
     task: Annotated[str, Positional("TASK")]
     output: str | None = None
     camera: str | None = None
-    """Camera of the model (default: its first)."""
+    """Camera of the model, or free for one that sees all of it (default: its first, else free)."""
     kind: Literal["rgb", "gray", "depth", "segmentation", "normals"] = "rgb"
     """What the image shows."""
     renderer: str = "native"
@@ -62,7 +62,7 @@ class PictureOptions:
     seed: int | None = None
     overrides: Mapping[str, object] | None = None
     check_against: Literal["gl"] | None = None
-    """Draw TASK, or an MJCF file, with the native camera and with MuJoCo's renderer, and print where they differ."""
+    """Draw TASK, or a model file, with the native camera and with MuJoCo's renderer, and print where they differ."""
 
 
 def _picture(given: PictureOptions) -> int:
@@ -80,7 +80,7 @@ def _compare(given: PictureOptions) -> int:
     """Print how the native pictures differ from MuJoCo's; 1 where they are not alike."""
     from headrace.testing import check_camera
 
-    if given.task.endswith(".xml"):
+    if given.task.endswith(MODEL_SUFFIXES):
         model = load_model(given.task)
     else:
         recipe = EnvRecipe.of(given.task, 1, seed=given.seed, overrides=given.overrides)

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.envs._compiled import CompiledRows, TaskArrays
-    from headrace.envs.image_spec import ImageNoise, ImageSpec
-    from headrace.envs.recipe import with_overrides
-    from headrace.envs.registry import make_task
+    from headrace.envs.image_spec import ImageNoise as ImageNoise
+    from headrace.envs.image_spec import ImageSpec as ImageSpec
+    from headrace.envs.recipe import with_overrides as with_overrides
+    from headrace.envs.registry import make_task as make_task
 
-__all__ = [
-    "CompiledRows",
-    "ImageNoise",
-    "ImageSpec",
-    "TaskArrays",
-    "make_task",
-    "with_overrides",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

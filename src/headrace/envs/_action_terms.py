@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class Effort:
 
     def apply(self, rows: Rows, actions: Tensor) -> None:
         """See :class:`ActionTerm`."""
-        _write_controls(rows, self.actuators, _transformed(actions, self.scale, self.offset))
+        _write_controls(rows, self.actuators, _transform(actions, self.scale, self.offset))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,8 @@ class PositionTarget:
     """Radians or meters per unit of action; one number, or one per actuator. So are the others."""
     offset: PerActuator = 0.0
     """The target of action 0, such as the pose that the robot starts in."""
+    relative: bool = False
+    """Whether targets are distances from where the joints are when the step begins (delta joint positions)."""
     kp: PerActuator | None = None
     kd: PerActuator | None = None
 
@@ -115,11 +117,22 @@ class PositionTarget:
                 raise ConfigError(
                     f"PositionTarget: expected actuator {name!r} to be a servo, got a motor; give kp and kd"
                 )
+            elif self.relative and model.actuator_gear[actuator, 0] != 1.0:
+                raise ConfigError(
+                    f"PositionTarget: expected gear 1 of actuator {name!r} with relative=True, got "
+                    f"{model.actuator_gear[actuator, 0]:g}; give kp and kd"
+                )
         return np.full(len(ids), -1.0), np.full(len(ids), 1.0)
 
     def apply(self, rows: Rows, actions: Tensor) -> None:
         """See :class:`ActionTerm`."""
-        _write_controls(rows, self.actuators, _transformed(actions, self.scale, self.offset))
+        targets = _transform(actions, self.scale, self.offset)
+        if self.relative:
+            model = rows.model
+            joints = model.actuator_trnid[_actuator_ids(model, self.actuators), 0]
+            columns = constant(tuple(model.jnt_qposadr[joints].tolist()), torch.int64, actions.device)
+            targets = targets + rows.get("qpos").index_select(1, columns)
+        _write_controls(rows, self.actuators, targets)
 
 
 def _install_servo(model: Model, actuator: int, kp: float, kd: float) -> None:
@@ -145,7 +158,7 @@ def _actuator_ids(model: Model, names: tuple[str, ...] | None) -> list[int]:
     return list(range(model.nu)) if names is None else [object_id(model, "actuator", name) for name in names]
 
 
-def _transformed(actions: Tensor, scale: PerActuator, offset: PerActuator) -> Tensor:
+def _transform(actions: Tensor, scale: PerActuator, offset: PerActuator) -> Tensor:
     if scale == 1.0 and offset == 0.0:
         return actions
     return actions * _factor(scale, actions.device) + _factor(offset, actions.device)
@@ -189,8 +202,12 @@ _KINDS: dict[str, Kind] = {
     "jnt": "joint",
     "site": "site",
     "cam": "camera",
+    "light": "light",
+    "mat": "material",
     "actuator": "actuator",
 }
+_CHOSEN: dict[str, Kind] = {"geom_matid": "material", "mat_texid": "texture"}
+"""Fields that hold numbers of named things."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +243,33 @@ class LogUniform:
         return torch.exp(unit * (math.log(self.high) - low) + low)
 
 
-Distribution: TypeAlias = Uniform | LogUniform
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Each of some values is as likely as any other."""
+
+    values: tuple[float | str, ...]
+    """Numbers; for ``geom_matid`` names of materials, for ``mat_texid`` (column 1) of textures."""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError("Choice.values: expected at least one, got ()")
+
+    def number(self, model: Model, field: str) -> Choice:
+        """Return the same with numbers in place of names."""
+        kind = _CHOSEN.get(field)
+        if kind is None and any(isinstance(value, str) for value in self.values):
+            raise ConfigError(f"Choice.values: expected numbers for {field!r}, got {self.values}")
+        ids = [object_id(model, kind, name) if kind and isinstance(name, str) else name for name in self.values]
+        return Choice(values=tuple(ids))
+
+    def __call__(self, unit: Tensor) -> Tensor:
+        """Return uniform numbers in [0, 1) as draws."""
+        return constant(cast("tuple[float, ...]", self.values), torch.float64, unit.device)[
+            (unit * len(self.values)).long()
+        ]
+
+
+Distribution: TypeAlias = Uniform | LogUniform | Choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +313,9 @@ class Randomization:
             # an option is one object, whose numbers (gravity has three) are columns
             values = nominal.reshape(len(rows), 1, -1) if field.startswith("opt.") else nominal
             chosen = _object_indices(rows.model, field, self.objects, values.shape[1])
-            drawn = self.distribution(rows.uniform(stream, len(chosen)))
+            draws = self.distribution
+            draws = draws.number(rows.model, field) if isinstance(draws, Choice) else draws
+            drawn = draws(rows.uniform(stream, len(chosen)))
             new, part = values.clone(), values[:, chosen]
             if self.column is not None:
                 part = part[..., self.column]
@@ -279,9 +324,9 @@ class Randomization:
             if level is not None:
                 changed = part + level.reshape(-1, *(1,) * (part.dim() - 1)) * (changed - part)
             if self.column is None:
-                new[:, chosen] = changed
+                new[:, chosen] = changed.to(new.dtype)
             else:
-                new[:, chosen, self.column] = changed
+                new[:, chosen, self.column] = changed.to(new.dtype)
             rows.set_model(field, new.reshape(nominal.shape))
 
 

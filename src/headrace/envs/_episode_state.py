@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._device import to_device
-from headrace._kernels.compiled import kernel
 from headrace.errors import IdError
 from headrace.ids import check_ids
 from headrace.types import EpisodeEnds, Ids
@@ -23,58 +22,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 _HOST = torch.device("cpu")
 _NOTHING = np.empty(0, np.int64)
-_NO_FLAGS = np.empty(0, np.bool_)
 _NO_LIMIT = 2**62
-
-
-@kernel()
-def finish_rows(
-    ids: I64,
-    reward: F64,
-    terminated: Flags,
-    truncated: Flags,
-    diverged: Flags,
-    limit: int,
-    steps: I64,
-    returns: F64,
-    out_reward: F32,
-    out_terminated: Flags,
-    out_truncated: Flags,
-    ended: I64,
-) -> int:
-    """Add rewards to returns, decide who ended, and scatter rows to environments.
-
-    Inputs: ``ids`` (n,), ``reward`` (n,), ``terminated`` (n,), ``truncated`` and ``diverged`` (n,) or (0,) for none,
-    ``limit`` steps, ``steps`` (N,). Outputs: ``returns`` (N,) is added to; ``out_*`` (N,) are zero where no row is
-    written; the first m of ``ended`` (n,) are the rows (not environments) that ended. Returns m.
-    """
-    count = 0
-    any_truncated, any_diverged = truncated.shape[0] > 0, diverged.shape[0] > 0
-    for row in range(ids.shape[0]):
-        env = ids[row]
-        gone = any_diverged and diverged[row]
-        gain = 0.0 if gone else reward[row]
-        over = terminated[row] and not gone
-        cut = gone or steps[env] >= limit or (any_truncated and truncated[row])
-        returns[env] += gain
-        out_reward[env] = gain
-        out_terminated[env] = over
-        out_truncated[env] = cut
-        if over or cut:
-            ended[count] = row
-            count += 1
-    return count
-
-
-@kernel()
-def begin_rows(ids: I64, chosen: I64, stride: int, episode_ids: I64, next_ids: I64, steps: I64, returns: F64) -> None:
-    """Start an episode in each of ``ids`` (m,): ``chosen`` (m,), or those of ``next_ids`` where it is empty."""
-    for row in range(ids.shape[0]):
-        env = ids[row]
-        episode_ids[env] = chosen[row] if chosen.shape[0] > 0 else next_ids[env]
-        next_ids[env] = episode_ids[env] + stride
-        steps[env] = 0
-        returns[env] = 0.0
 
 
 class StepOutcome(NamedTuple):
@@ -97,8 +45,8 @@ class StepOutcome(NamedTuple):
 class EpisodeState:
     """Per-environment bookkeeping; owns its tensors, all (N,) or (N, …) on one device.
 
-    On the CPU a step's bookkeeping is a numba call and a few of numpy, which are quicker than torch's on a handful of
-    rows; elsewhere it is the torch operations beside them, which are also the reference in the tests.
+    On the CPU a step's bookkeeping is a few calls of numpy, which are quicker than torch's on a handful of rows;
+    elsewhere it is the torch operations beside them, which are also the reference in the tests.
     """
 
     def __init__(
@@ -128,8 +76,7 @@ class EpisodeState:
         self._fused = device.type == "cpu"
         if self._fused:
             # views of the tensors above
-            self._arrays = (self.episode_ids.numpy(), self.next_ids.numpy(), self.steps.numpy(), self.returns.numpy())
-            self._memory_arrays = [values.numpy() for values in self.memory.values()]
+            self._arrays = self.steps.numpy(), self.returns.numpy()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the bookkeeping by name; the tensors themselves, not copies."""
@@ -140,8 +87,6 @@ class EpisodeState:
         """Count one step for ``ids``, int64 (n,); None for all."""
         if ids is None:
             self.steps += 1
-        elif self._fused:
-            self._arrays[2][ids.numpy()] += 1
         else:
             self.steps.index_add_(0, ids, torch.ones_like(ids))
 
@@ -168,22 +113,18 @@ class EpisodeState:
         """
         ids = self.all_ids if ids is None else ids
         if self._fused:
-            rows = ids.numpy()
-            gain, over, cut = np.zeros(self.num_envs, np.float32), *np.zeros((2, self.num_envs), np.bool_)
-            ended = np.empty(len(rows), np.int64)
-            count = finish_rows(
-                rows,
-                reward.numpy(),
-                terminated.numpy(),
-                _NO_FLAGS if truncated is None else truncated.numpy(),
-                _NO_FLAGS if diverged is None else diverged.numpy(),
-                limit,
-                *self._arrays[2:],
-                *(gain, over, cut, ended),
-            )
-            gone = _NOTHING if diverged is None else np.flatnonzero(diverged.numpy())
-            told = [torch.from_numpy(array) for array in (gain, over, cut, ended[:count], gone)]
-            return StepOutcome(*told, refused=False)
+            rows, (steps, returns) = ids.numpy(), self._arrays
+            gain, over, cut = reward.numpy(), terminated.numpy(), steps[rows] >= limit
+            cut = cut if truncated is None else cut | truncated.numpy()
+            gone = _NOTHING
+            if diverged is not None:
+                lost = diverged.numpy()
+                gain, over, cut, gone = np.where(lost, 0.0, gain), over & ~lost, cut | lost, np.flatnonzero(lost)
+            returns[rows] += gain
+            out, (all_over, all_cut) = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), np.bool_)
+            out[rows], all_over[rows], all_cut[rows] = gain, over, cut
+            found = out, all_over, all_cut, np.flatnonzero(over | cut), gone
+            return StepOutcome(*[torch.from_numpy(array) for array in found], refused=False)
         too_long = self.steps.index_select(0, ids) >= limit
         truncated = too_long if truncated is None else truncated | too_long
         if diverged is not None:
@@ -195,7 +136,7 @@ class EpisodeState:
         # a number times a bool would be eight bytes
         flags = flags if diverged is None else flags.add_(diverged.to(torch.uint8), alpha=2)
         flags = flags if refused is None else flags.add_(refused.to(torch.uint8), alpha=4)
-        results = [self._scattered(ids, each) for each in (reward.to(torch.float32), terminated, truncated)]
+        results = [self._scatter(ids, each) for each in (reward.to(torch.float32), terminated, truncated)]
         # what the host must know comes in one copy: the one wait of a step
         told = flags.cpu().numpy()
         rows_told = [torch.from_numpy(np.flatnonzero(told & bit)) for bit in (1, 2)]
@@ -210,18 +151,9 @@ class EpisodeState:
         A diverged episode is never a success, whatever its broken state looks like.
         """
         gone = torch.zeros(ids.shape[0], dtype=torch.bool, device=self.device) if diverged is None else diverged
-        if self._fused:
-            # numpy is quicker than torch on a handful of rows
-            rows, (episode_ids, _, steps, returns) = ids.numpy(), self._arrays
-            ending = np.zeros(self.num_envs, np.bool_)
-            ending[rows] = True
-            mask, compact = torch.from_numpy(ending), [torch.from_numpy(a[rows]) for a in (episode_ids, returns, steps)]
-            sums, lengths = np.where(ending, returns, 0.0), np.where(ending, steps, 0)
-            totals = {"r": torch.from_numpy(sums), "l": torch.from_numpy(lengths)}
-        else:
-            mask = self._scattered(ids, torch.ones_like(gone))
-            compact = [values.index_select(0, ids) for values in (self.episode_ids, self.returns, self.steps)]
-            totals = {"r": self.returns * mask, "l": self.steps * mask}
+        mask = self._scatter(ids, torch.ones_like(gone))
+        compact = [values.index_select(0, ids) for values in (self.episode_ids, self.returns, self.steps)]
+        totals = {"r": torch.where(mask, self.returns, 0.0), "l": self.steps * mask}
         record = EpisodeEnds(
             env_ids=ids,
             episode_ids=compact[0],
@@ -239,13 +171,6 @@ class EpisodeState:
 
     def begin(self, ids: Tensor, episode_ids: Tensor | None) -> None:
         """Start an episode in each of ``ids`` (m,): the given ones, or those of ``next_ids``."""
-        if self._fused:
-            rows = ids.numpy()
-            chosen = _NOTHING if episode_ids is None else episode_ids.numpy()
-            begin_rows(rows, chosen, self.episode_stride, *self._arrays)
-            for array in self._memory_arrays:
-                array[rows] = 0.0
-            return
         if episode_ids is None:
             episode_ids = self.next_ids.index_select(0, ids)
         self.episode_ids.index_copy_(0, ids, episode_ids)
@@ -254,7 +179,7 @@ class EpisodeState:
         for values in (self.returns, *self.memory.values()):
             values.index_fill_(0, ids, 0.0)
 
-    def _scattered(self, ids: Tensor, values: Tensor) -> Tensor:
+    def _scatter(self, ids: Tensor, values: Tensor) -> Tensor:
         full = torch.zeros(self.num_envs, dtype=values.dtype, device=self.device)
         full[ids] = values
         return full

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +30,11 @@ from headrace.sim.camera.appearance import AS_MODELLED, Appearance
 from headrace.sim.camera.camera import PoseReader, SceneState
 from headrace.sim.camera.names import make_camera
 from headrace.sim.camera.warp_camera import WarpCamera
-from headrace.sim.mujoco_sim import scatter_rows
 from headrace.types import Obs, StateDict
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int32": torch.int32}
 _NO_FLAGS = np.empty(0, np.bool_)
-_SPARSE = 1 << 18
-"""Below this many bytes zeros are written: a process has a limited number of mappings, and callers may keep many."""
 
 
 @kernel()
@@ -140,11 +136,8 @@ class HeldObservations:
 
     def show(self, ids: Tensor, obs: Obs) -> None:
         """Show the first observation of episodes that begin in ``ids`` (m,), groups of float64 (m, F); as ``post``."""
-        if self._arrays:
-            scatter_rows(ids.numpy(), self._values(obs), self._lines)
-        else:
-            for name in self._numbers:
-                self._held[name][ids] = obs[name].to(self._held[name].dtype)
+        for name in self._numbers:
+            self._held[name].index_copy_(0, ids, obs[name].to(self._held[name].dtype))
 
     def note_poses(self, rows: NDArray[np.int64], ids: Tensor, episodes: EpisodeState, *, begins: bool = False) -> None:
         """Note for the cameras what is to be seen of environments; see :meth:`EnvImages.push`."""
@@ -155,10 +148,6 @@ class HeldObservations:
         """Render the pictures of environments ``rows`` (n,), on the host, which are in the episodes of ``episodes``."""
         for camera in self._cameras:
             camera.draw(rows, episodes)
-
-    def array(self) -> NDArray[np.float32]:
-        """Return the memory itself, (N, F), of a task on the CPU with the one group ``policy`` of numbers."""
-        return self._arrays["policy"]
 
     def rows(self, ids: Tensor | None = None) -> Obs:
         """Return some rows, or all, fresh."""
@@ -253,7 +242,8 @@ class EnvImages:
                 "ImageSpec: the warp renderer, which auto means on a GPU, draws the model's own looks; leave looks "
                 "out, or use renderer='native', which draws on the host"
             )
-        self._sensor = Sensor(first, sim.num_envs)
+        self._state = SceneState(sim, reader, positions)
+        self._sensor = Sensor(first, sim.num_envs, self._state.width)
         self._timed = self._sensor.late or any(spec.noise is not None for spec in specs.values())
         """Whether pictures depend on which step of the episode they are of."""
         if isinstance(self._camera, WarpCamera) and (self._timed or self._samples > 1):
@@ -261,13 +251,11 @@ class EnvImages:
                 "ImageSpec: delay, hold, period, noise and samples are for pictures drawn on the host; use "
                 "renderer='native', or leave them out"
             )
-        raw: Any = sim.model
-        self._far = float(raw.vis.map.zfar * raw.stat.extent)
+        self._far = float(sim.model.vis.map.zfar * sim.model.stat.extent)
         self._model = sim.model
         self._looks: Appearance | None = None
         self.pixels = {name: Pixels(spec, sim.num_envs, sim.device) for name, spec in specs.items()}
         """By group: what each environment showed last."""
-        self._state = SceneState(sim, reader, positions)
         self._columns = self._state.columns
         # a camera that draws from positions alone: they need not come to the host
         self._stay = isinstance(self._camera, WarpCamera) and not self._state.has_fields
@@ -355,7 +343,12 @@ class EnvImages:
             if len(wanted):
                 kind = self._disturb(spec, frames[spec.kind], wanted, episodes)
                 parts.append(self._as_frame(spec, kind))
-            frame = parts[0] if len(parts) == 1 else torch.cat(parts)
+            if len(parts) == 1:
+                frame = parts[0]
+            elif self._stay:
+                frame = torch.cat(parts)
+            else:  # not by torch, whose threads cost more than the copy where other threads are awake
+                frame = torch.from_numpy(np.concatenate([part.cpu().numpy() for part in parts]))
             pixels.update(late, behind, envs, self._length - 1 - lags, frame, where)
         self._behind[late] = 0
         self._drawn[late] = self._stamps[late, self._head[late]]
@@ -370,7 +363,7 @@ class EnvImages:
         copies["poses"] = self._rows.clone()
         if self._timed:
             copies["sensor"] = self._sensor.state_dict()
-        return copies | {"pixels": {name: pixels.data.clone() for name, pixels in self.pixels.items()}}
+        return copies | {"pixels": {name: pixels.copy() for name, pixels in self.pixels.items()}}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict` of a camera of the same shape; the simulation was loaded before."""
@@ -392,7 +385,7 @@ class EnvImages:
             self._stamps[:], self._drawn[:] = np.maximum(self._count[:, None] - 1 - lags, 0), -1
             self._sensor.time[:] = np.maximum(self._count - 1, 0)
         for name, pixels in self.pixels.items():
-            pixels.data.copy_(state["pixels"][name])
+            pixels.load(state["pixels"][name])
 
     def close(self) -> None:
         """Release the camera."""
@@ -402,8 +395,7 @@ class EnvImages:
         """Make room for model fields that have a value per environment from now on."""
         if self._state.refresh():
             self._rows = torch.from_numpy(self._state.widen(self._rows.cpu().numpy(), self._columns))
-            if self._sensor.rows.shape[2]:
-                self._sensor.widen(self._state.widen(self._sensor.rows, self._columns))
+            self._sensor.rows = self._state.widen(self._sensor.rows, self._columns)
             self._columns, self._stay = self._state.columns, False
 
     def _render(self, places: NDArray[np.int64], episodes: EpisodeState) -> Mapping[str, Tensor]:
@@ -430,7 +422,8 @@ class EnvImages:
             return frame
         envs, slots = places // self._length, places % self._length
         ids, stream = episodes.episode_ids.cpu().numpy()[envs], f"sensor/{spec.camera.name}/{spec.kind}"
-        noisy = frame.clone()
+        shared = sum(other.kind == spec.kind for other in self.specs.values()) > 1
+        noisy = frame.clone() if shared else frame
         add_noise(
             spec.noise, spec.kind, noisy.numpy(), self._far, episodes.seed, ids, self._stamps[envs, slots], stream
         )

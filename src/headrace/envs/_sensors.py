@@ -42,8 +42,6 @@ class Pixels:
         dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
         shape, axis = spec.frame_shape, spec.stack.axis(len(spec.frame_shape))
         self._frames = OrderedFrames(spec.frames, num_envs, shape, axis, dtype, device)
-        self.data = self._frames.data
-        """The frames themselves, (N, …, K, …): the memory, not a copy."""
         self._output = StackOutput(
             spec.stack,
             shape,
@@ -55,7 +53,6 @@ class Pixels:
         self._length = spec.frames
         # on the CPU the host's numbers are where they are needed
         self._there = torch.from_numpy if device.type == "cpu" else partial(there_on, device=device)
-        self._one = torch.ones(num_envs, dtype=torch.int64, device=device)
         self._still, self._first = (torch.full((num_envs,), flag, device=device) for flag in (False, True))
 
     def update(
@@ -77,42 +74,47 @@ class Pixels:
             new: (k, *frame_shape) on the CPU, or where the stacks are.
             source: (m,): which of ``new`` goes there.
         """
-        new = new if new.device == self.data.device else to_device(new, self.data.device)
-        where = EnvRows(len(self.data), self._there(ids), None)
-        first, count = int(by[0]), len(self.data)
+        new = new if new.device == self._frames.device else to_device(new, self._frames.device)
+        where = EnvRows(self._frames.num_envs, self._there(ids), None)
+        first, count = int(by[0]), self._frames.num_envs
         alike = first in (1, self._length) and (by == first).all()
         if alike and np.array_equal(source, np.repeat(np.arange(len(ids)), by)):
-            # one new frame each, as in every step that is read (moved and written in one pass), or in every slot
-            fill = self._first if first == self._length else self._still
-            self._frames.push(new, where, by=self._one, fill=fill)
+            # one new frame each, as in every step that is read, or in every slot
+            self._frames.push(new, where, fill=self._first if first == self._length else self._still)
             return
         if len(envs) < by.sum():
             lacking = ids[by > np.bincount(envs, minlength=count)[ids]]
-            self.data.index_fill_(0, self._there(lacking), 0)
-        if (by < self._length).any():
-            steps = np.ones(count, np.int64)
-            steps[ids] = by
-            self._frames.push(None, where, by=self._there(steps), fill=self._still)
+            self._frames.clear(EnvRows(count, self._there(lacking), None))
+        self._frames.make_room(self._there(ids), self._there(by))
         self._frames.write(self._there(envs), self._there(slots), new, self._there(source))
+
+    def copy(self) -> Tensor:
+        """Return the frames, (N, …, K, …), oldest to newest: fresh."""
+        return self._frames.take(EnvRows(self._frames.num_envs, None, None))
+
+    def load(self, frames: Tensor) -> None:
+        """Replace all frames by those of a :meth:`copy`."""
+        self._frames.load(frames)
 
     def newest(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the newest frames of environments ``ids`` (n,), (n, *frame_shape): fresh."""
-        return self._frames.frames[self._there(ids), self._length - 1]
+        slots = np.full(len(ids), self._length - 1)
+        return self._frames.pick(self._there(ids), self._there(slots))
 
     def observe(self, ids: Tensor | None) -> Tensor:
         """Return the stacks of ``ids`` (n,), or of all, as last drawn: fresh."""
-        return self._output.take(self.data, ids)
+        return self._output.take(self._frames, ids)
 
     def last(self, ids: Tensor) -> Tensor:
         """(N, …), fresh: the stacks of ``ids`` (m,) in their rows, and zeros in all others, which cost nothing."""
-        shape, dtype = (self.data.shape[0], *self._output.shape), self._output.dtype
+        shape, dtype = (self._frames.num_envs, *self._output.shape), self._output.dtype
         nbytes = math.prod(shape) * dtype.itemsize
-        if self.data.device.type == "cpu" and nbytes >= _SPARSE:
+        if self._frames.device.type == "cpu" and nbytes >= _SPARSE:
             memory = anonymous(nbytes, sparse=True)
             out = torch.from_numpy(memory).view(dtype).view(shape)
         else:
-            out = torch.zeros(shape, dtype=dtype, device=self.data.device)
-        self._output.put(self.data, ids, out)
+            out = torch.zeros(shape, dtype=dtype, device=self._frames.device)
+        self._output.put(self._frames, ids, out)
         return out
 
 
@@ -143,13 +145,15 @@ class Sensor:
     lag and the number of its last step.
     """
 
-    def __init__(self, spec: ImageSpec, num_envs: int) -> None:
+    def __init__(self, spec: ImageSpec, num_envs: int, width: int) -> None:
+        """Begin without poses; ``width`` is S."""
         self._lags, self._hold, self._period = lag_range(spec.delay), spec.hold, spec.period
         self._stream = f"sensor/{spec.camera.name}"
         self._room = self._lags[1] + self._period
         self.late = self._room > 1 or self._hold > 0
         """Whether pictures show anything but the newest poses."""
-        self._rows = np.zeros((num_envs, self._room if self.late else 0, 0))
+        self.rows = np.zeros((num_envs, self._room if self.late else 0, width))
+        """(N, R, S): the noted poses."""
         self.time = np.zeros(num_envs, np.int64)
         self._lag = np.zeros(num_envs, np.int64)
 
@@ -181,34 +185,23 @@ class Sensor:
             low, high = self._lags
             unit = uniform(episodes.seed, ids, f"{self._stream}/delay", 1)[:, 0].numpy()
             self._lag[envs] = low + np.floor(unit * (high - low + 1)).astype(np.int64)
-        if self._rows.shape[2] != seen.shape[1]:
-            self._rows = np.zeros((len(self._lag), self._room, seen.shape[1]))
-        self._rows[envs, time % self._room] = seen
+        self.rows[envs, time % self._room] = seen
         stamp = np.maximum(time - self._lag[envs], 0) // self._period * self._period
-        shown = self._rows[envs, stamp % self._room]
+        shown = self.rows[envs, stamp % self._room]
         if self._hold and not begins:
             stalls = uniform(episodes.seed, ids, f"{self._stream}/hold", 1, draw=torch.from_numpy(time))[:, 0].numpy()
             stalled = stalls < self._hold
             stamp, shown = np.where(stalled, stamps, stamp), np.where(stalled[:, None], held, shown)
         return shown, stamp
 
-    def widen(self, rows: NDArray[np.float64]) -> None:
-        """Replace the noted poses by the same in more columns."""
-        self._rows = rows
-
-    @property
-    def rows(self) -> NDArray[np.float64]:
-        """(N, R, S): the noted poses."""
-        return self._rows
-
     def state_dict(self) -> StateDict:
         """Poses, lags and times, as copies."""
-        arrays = {"rows": self._rows, "time": self.time, "lag": self._lag}
+        arrays = {"rows": self.rows, "time": self.time, "lag": self._lag}
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
-        self._rows = state["rows"].numpy().copy()
+        self.rows = state["rows"].numpy().copy()
         self.time[:], self._lag[:] = state["time"].numpy(), state["lag"].numpy()
 
 
@@ -292,32 +285,28 @@ def disturb_depth(
     """
     step, scale, most = np.uint64(0x9E3779B97F4A7C15), np.float32(std), np.float32(far)
     limit = np.uint64(min(share, 1.0) * 4294967295.0)
-    lost = np.empty(width, np.bool_)
-    above = np.empty(width, np.float32)
+    size = height * width
+    lost = np.zeros(size, np.bool_)
     for i in range(start, stop):
-        state = np.uint64(starts[i])
-        for x in range(width):
-            above[x] = frames[i, x]
-        for y in range(height):
-            at = y * width
-            for x in range(width):
-                here, jump = frames[i, at + x], np.float32(0)
-                # the line above has its noise by now: its values from before are kept aside
-                jump = max(jump, abs(above[x] - here))
-                if y + 1 < height:
-                    jump = max(jump, abs(frames[i, at + width + x] - here))
+        state, row = np.uint64(starts[i]), frames[i]
+        if share > 0.0:
+            for k in range(size):
+                x, jump = k % width, np.float32(0)
+                if k >= width:
+                    jump = max(jump, abs(row[k - width] - row[k]))
+                if k + width < size:
+                    jump = max(jump, abs(row[k + width] - row[k]))
                 if x > 0:
-                    jump = max(jump, abs(frames[i, at + x - 1] - here))
+                    jump = max(jump, abs(row[k - 1] - row[k]))
                 if x + 1 < width:
-                    jump = max(jump, abs(frames[i, at + x + 1] - here))
-                bits = next_bits(state + np.uint64(frames.shape[1] + at + x + 1) * step)
-                lost[x] = share > 0.0 and jump > np.float32(edge) * here and bits >> np.uint64(32) < limit
-            for x in range(width):
-                value = frames[i, at + x]
-                above[x] = value
-                if value < most:
-                    if std > 0.0:
-                        value += scale * bell(next_bits(state + np.uint64(at + x + 1) * step))
-                    if unit > 0.0:
-                        value = np.float32(np.round(value / unit) * unit)
-                    frames[i, at + x] = most if lost[x] else min(max(value, np.float32(0)), most)
+                    jump = max(jump, abs(row[k + 1] - row[k]))
+                bits = next_bits(state + np.uint64(size + k + 1) * step)
+                lost[k] = jump > np.float32(edge) * row[k] and bits >> np.uint64(32) < limit
+        for k in range(size):
+            value = row[k]
+            if value < most:
+                if std > 0.0:
+                    value += scale * bell(next_bits(state + np.uint64(k + 1) * step))
+                if unit > 0.0:
+                    value = np.float32(np.round(value / unit) * unit)
+                row[k] = most if lost[k] else min(max(value, np.float32(0)), most)

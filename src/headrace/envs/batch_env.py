@@ -15,12 +15,11 @@ from torch import Tensor
 
 from headrace._device import to_device
 from headrace._kernels.threads import stop_workers
-from headrace.envs._compiled import ROW_FUNCTIONS, CompiledStep, compiled_rows
 from headrace.envs._episode_state import StepOutcome
 from headrace.envs._observations import HeldObservations
 from headrace.envs.episodic_env import AUTORESET_MODES, EpisodicEnv, check_snapshot
 from headrace.envs.recipe import EpisodeRules
-from headrace.envs.task import Rows, Task, device_actions, refuse_actions, rehearse, taken_actions
+from headrace.envs.task import Rows, Task, device_actions, refuse_actions, rehearse, select_actions
 from headrace.errors import ConfigError
 from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import Simulation
@@ -83,11 +82,6 @@ class BatchEnv(EpisodicEnv):
         self._viewer: Viewer | None = None
         self._explained: set[str] = set()
         rehearse(task, sim)
-        self._compiled: CompiledStep | None = None
-        if isinstance(sim, MujocoSim):
-            rows = compiled_rows(task, sim, self._episodes)
-            if rows is not None:
-                self._compiled = CompiledStep(self, sim, rows, self._episodes, self._active_set, self._held.array())
 
     reseeds: bool = True
     """Every episode is a function of (seed, episode id, actions)."""
@@ -134,22 +128,13 @@ class BatchEnv(EpisodicEnv):
         acting = self._episodes.all_ids if ids is None else ids
         refused: Tensor | None = None
         if self.device.type == "cpu":
-            actions, chosen = taken_actions(actions, self.task.action_space, ids, self._episodes.all_ids)
+            actions, chosen = select_actions(actions, self.task.action_space, ids, self._episodes.all_ids)
         else:
             actions, chosen, refused = device_actions(actions, self.task.action_space, ids, self._episodes.all_ids)
         if not acting.shape[0]:
             return self._idle_step(wanted)
-        compiled, restarts = self._usable(), self.autoreset == "same_step"
-        # observers see the step before the next episodes begin
-        at_once = restarts and compiled is not None and not self._observers
         try:
-            if compiled is None:
-                step, ended, host = self._step_rows(ids, actions, chosen, refused, wanted)
-            else:
-                step, ended = compiled.step(chosen, ids, self._wants_final_obs, at_once)
-                host = ended
-                if wanted is not None:
-                    step.info["observed"] = self._rows_to_read(ids, ended, wanted)
+            step, ended, host = self._step_rows(ids, actions, chosen, refused, wanted)
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise
@@ -159,16 +144,10 @@ class BatchEnv(EpisodicEnv):
                 self._show_step(acting, actions, step, self._states_for_observers(ids))
         finally:
             # also when an observer raised: an ended episode must not go on
-            if ended is not None and host is not None and restarts and not at_once:
+            if ended is not None and host is not None and self.autoreset == "same_step":
                 step = step._replace(obs=self._begin(ended, host))
             self.timer.stop()
         return step
-
-    def _usable(self) -> CompiledStep | None:
-        """Return the compiled form of the task, where it covers all functions and no observer needs substeps."""
-        # checked at each step, since a function of this very task may be replaced late
-        plain = ROW_FUNCTIONS.isdisjoint(vars(self.task)) and not (self._observers and self._needs("substeps"))
-        return self._compiled if plain else None
 
     def _step_rows(
         self, ids: Tensor | None, actions: Tensor, chosen: Tensor, refused: Tensor | None, wanted: Tensor | None
@@ -380,11 +359,9 @@ class BatchEnv(EpisodicEnv):
         names. Returns all rows, fresh.
         """
         self.timer.start("reset")
-        compiled = None if ids is self._episodes.all_ids else self._usable()
         try:
-            if compiled is None:
-                self._begin_rows(ids, host, episode_ids, observe)
-            obs = self._held.rows() if compiled is None else compiled.begin(ids, episode_ids)
+            self._begin_rows(ids, host, episode_ids, observe)
+            obs = self._held.rows()
         except BaseException as error:  # also Ctrl-C; raised again
             self._fail(error)
             raise

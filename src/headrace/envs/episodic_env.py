@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
@@ -87,6 +90,21 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
 
     Owns the bookkeeping of the episodes and of who acts. Properties give copies.
     """
+
+    def __repr__(self) -> str:
+        task = "" if self.recipe is None else f"{self.recipe.source!r}, "
+        return f"{type(self).__name__}({task}num_envs={self.num_envs})"
+
+    def _repr_html_(self) -> str:
+        """Return a picture, the task and the spaces, for notebooks."""
+        spaces = f"observations: {self.single_observation_space}\nactions: {self.single_action_space}"
+        text = "<pre>" + html.escape(repr(self) + "\n" + spaces) + "</pre>"
+        drawn: object = self.render() if self._ready and not self.closed and self.render_mode == "rgb_array" else None
+        if not isinstance(drawn, np.ndarray):
+            return text
+        from headrace.envs.viewer import png
+
+        return f'<img src="data:image/png;base64,{base64.b64encode(png(drawn)).decode()}">{text}'
 
     def __init__(
         self,
@@ -375,12 +393,12 @@ def parse_reset_options(options: dict[str, object] | None, num_envs: int, device
     observe = options.get("observe")
     return ResetRequest(
         ids=ids,
-        episode_ids=None if wanted is None else _checked_episode_ids(wanted, ids, num_envs, device),
-        observe=None if observe is None else check_ids(as_tensor(observe, "observe"), num_envs, device, name="observe"),
+        episode_ids=None if wanted is None else _check_episode_ids(wanted, ids, num_envs, device),
+        observe=None if observe is None else check_ids(cast("Ids", observe), num_envs, device, name="observe"),
     )
 
 
-def _checked_episode_ids(values: object, ids: Tensor | None, num_envs: int, device: torch.device) -> Tensor:
+def _check_episode_ids(values: object, ids: Tensor | None, num_envs: int, device: torch.device) -> Tensor:
     wanted = as_tensor(values, "episode_ids")
     if wanted.dtype.is_floating_point or wanted.dtype == torch.bool:
         raise DtypeError(f"episode_ids: expected int64, got {wanted.dtype}")

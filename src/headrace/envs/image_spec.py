@@ -175,6 +175,35 @@ class ImageSpec:
         return spaces.Box(min(low, self.missing or 0.0), high, shape, np.float32)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PictureCfg:
+    """Settings of a picture, for the settings of a task to extend."""
+
+    frame_stack: int = 1
+    pixels: int = 64
+    """Height and width of a frame."""
+    color: Literal["rgb", "gray"] = "rgb"
+    layout: Literal["channels_last", "channels_first"] = "channels_last"
+    normalize: bool = False
+    """float32 observations, x / 255 less each frame's mean per channel, instead of uint8."""
+    looks: AppearanceSpec = AS_MODELLED
+    """How far colors, lights and the camera stray in each episode, for example ``looks.color=0.2``."""
+    renderer: str = "auto"
+    """See ``ImageSpec.renderer``: ``native`` on the CPU and ``warp`` on a GPU."""
+
+    def picture(self, camera: str) -> ImageSpec:
+        """Return what the model's ``camera`` shows, with these settings."""
+        return ImageSpec(
+            camera=CameraSpec(name=camera, width=self.pixels, height=self.pixels),
+            frames=self.frame_stack,
+            kind=self.color,
+            layout=self.layout,
+            normalize=self.normalize,
+            looks=self.looks,
+            renderer=self.renderer,
+        )
+
+
 def show_groups(images: Mapping[str, ImageSpec], spec: CameraSpec) -> CameraSpec:
     """Return ``spec`` with the groups of geoms and sites that the first image shows; as it is where there is none."""
     cameras = [image.camera for image in images.values()] or [spec]

@@ -20,17 +20,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
 
-from headrace._gymnasium_ids import BATCHED, ENTRY, FOREIGN, GYMNASIUM, IDS
+from headrace._gymnasium_ids import ENTRY, FOREIGN, GYMNASIUM, IDS
 from headrace._named import import_module
-from headrace.envs.tasks.libero.names import is_libero_name, split_name
+from headrace.envs.tasks.libero.names import LIBERO, split_name
 from headrace.errors import ConfigError, DataError, UnknownNameError
-from headrace.files import read_json, write_whole
+from headrace.files import read_json, read_text, write_whole
 
 if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv
     from headrace.envs.batch_env import BatchEnv
     from headrace.envs.task import TaskCfg
 
+_LARGEST_YAML = 1 << 20
+_MOST_ENTRIES = 100_000
 ENTRY_POINTS = "headrace.tasks"
 """Entry points by which installed packages add tasks: ``my-task = "my_package.tasks:MY_TASK"``, a ``TaskEntry``."""
 
@@ -42,9 +44,9 @@ def resolve_source(text: str) -> str:
     An unknown name raises an error that suggests the nearest. A module in it (``module:task``, ``gym:module:Id-v0``) is
     imported; for names of ours and of Gymnasium nothing heavy is.
     """
-    if text.startswith((*FOREIGN, *BATCHED)):  # what it has is known over there
+    if text.startswith(FOREIGN):  # what it has is known over there
         return text
-    if is_libero_name(text):
+    if text.startswith(LIBERO):
         split_name(text)
         return text
     module, colon, name = text.removeprefix(GYMNASIUM).rpartition(":")
@@ -61,7 +63,7 @@ def resolve_source(text: str) -> str:
     known = list(IDS.values())
     if not set(spellings(name)) & set(known):
         known += [point.name for point in entry_points(group=ENTRY_POINTS)]
-    return known_name(name, known)
+    return match_name(name, known)
 
 
 def check_told(source: str, whose: str, option: str) -> None:
@@ -82,14 +84,14 @@ def check_told(source: str, whose: str, option: str) -> None:
     raise ConfigError(f"{whose} names {source!r}, and a file must not decide {what}; if you trust it, {advice}")
 
 
-def known_name(name: str, known: list[str]) -> str:
+def match_name(name: str, known: list[str]) -> str:
     """Return which of ``known`` a task's name means; an unknown one raises an error that suggests the nearest."""
     found = next((spelled for spelled in spellings(name) if spelled in known), None)
     if found is None:
         import gymnasium
 
-        suggested = [*known, f"{GYMNASIUM}{name}"] if name in gymnasium.registry else known
-        raise UnknownNameError("task", name, suggested)
+        meant = f"{GYMNASIUM}{name}" if name in gymnasium.registry else re.sub(r"\.(?=\w+$)", ":", name)
+        raise UnknownNameError("task", name, known if meant == name else [*known, meant])
     return found
 
 
@@ -123,7 +125,7 @@ def with_overrides(cfg: _T, overrides: Mapping[str, object]) -> _T:
         overrides: path → value, for example ``{"episode_length": 50, "rewards.alive.weight": 2.0}``.
     """
     for path, value in overrides.items():
-        cfg = cast("_T", _replaced(cfg, path.split("."), value, path))
+        cfg = cast("_T", _replace_field(cfg, path.split("."), value, path))
     return cfg
 
 
@@ -153,44 +155,41 @@ def parse_assignments(assignments: Iterable[str], option: str = "--set") -> dict
     return parsed
 
 
-def read_preset(path: Path) -> dict[str, object]:
-    """Read overrides from a YAML file: ``path: value`` lines, nested or with dots."""
-    return _flat(read_yaml(path, "--preset"), "")
-
-
 def read_yaml(path: Path, whose: str, form: str = "settings as 'path: value' lines") -> Mapping[object, object]:
     """Return a mapping from a YAML file; ``whose`` names it in errors, ``form`` says what was expected."""
     import yaml
 
+    text = read_text(path.resolve(), limit=_LARGEST_YAML)
     try:
-        found: object = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise DataError(f"{whose} {path}: expected a YAML file, got: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found: object = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{whose} {path}: expected YAML, got: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"{whose} {path}: expected {form}, got {type(found).__name__}")
+    if _count_entries(found, {}) > _MOST_ENTRIES:
+        raise DataError(f"{whose} {path}: expected at most {_MOST_ENTRIES:,} entries, got more by its aliases")
     return cast("Mapping[object, object]", found)
 
 
-def _flat(settings: Mapping[object, object], prefix: str) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            found |= _flat(cast("Mapping[object, object]", value), f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
+def _count_entries(value: object, known: dict[int, int]) -> int:
+    """Return how many entries a value has with its aliases written out, without doing that."""
+    parts = cast("dict[object, object]", value).values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = _MOST_ENTRIES  # of one that holds itself
+        known[id(value)] = 1 + sum(_count_entries(part, known) for part in cast("Iterable[object]", parts))
+    return known[id(value)]
 
 
-def _replaced(node: object, path: list[str], value: object, whole: str) -> object:
+def _replace_field(node: object, path: list[str], value: object, whole: str) -> object:
     name, rest = path[0], path[1:]
     if isinstance(node, Mapping):
         entries = dict(cast("Mapping[str, object]", node))
         if name not in entries:
             raise UnknownNameError(f"setting in {whole!r}:", name, entries)
         entries[name] = (
-            _replaced(entries[name], rest, value, whole) if rest else _fitted(entries[name], value, (), whole)
+            _replace_field(entries[name], rest, value, whole) if rest else _fit_value(entries[name], value, (), whole)
         )
         return entries
     if not dataclasses.is_dataclass(node) or isinstance(node, type):
@@ -204,11 +203,11 @@ def _replaced(node: object, path: list[str], value: object, whole: str) -> objec
     if choices and value not in choices:
         raise UnknownNameError(f"value of {whole!r}:", str(value), map(str, choices))
     kinds = tuple(typing.get_origin(hint) or hint for hint in hints)
-    new = _replaced(old, rest, value, whole) if rest else _fitted(old, value, kinds, whole)
+    new = _replace_field(old, rest, value, whole) if rest else _fit_value(old, value, kinds, whole)
     return dataclasses.replace(node, **{name: new})
 
 
-def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: str) -> object:
+def _fit_value(old: object, value: object, alternatives: tuple[object, ...], path: str) -> object:
     """``value`` if it can stand in for ``old``.
 
     It can if it has the same type, if it is an integer where a float is, if both are functions (terms), or
@@ -220,7 +219,7 @@ def _fitted(old: object, value: object, alternatives: tuple[object, ...], path: 
     if isinstance(old, tuple) and isinstance(value, tuple):
         olds, values = cast("tuple[object, ...]", old), cast("tuple[object, ...]", value)
         pairs = zip(values, olds[: len(values)] + olds[-1:] * (len(values) - len(olds)), strict=bool(olds))
-        return tuple(_fitted(was, new, (), path) for new, was in pairs) if olds else values
+        return tuple(_fit_value(was, new, (), path) for new, was in pairs) if olds else values
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if is_whole and (isinstance(old, float) or (not isinstance(old, int) and float in alternatives)):
         return float(cast("int", value))
@@ -296,8 +295,7 @@ class EnvRecipe:
 
     source: str
     """A task name, ``module:NAME`` for a task of your own, ``gym:ID`` for a bridged Gymnasium environment,
-    ``entry:my_envs:make`` for one in another interpreter (``python``), ``tcp://host:port`` for one elsewhere, or
-    ``playground:NAME`` and ``envpool:ID`` of batched simulators."""
+    ``entry:my_envs:make`` for one in another interpreter (``python``), or ``tcp://host:port`` for one elsewhere."""
     _: KW_ONLY
     num_envs: int = 1
     seed: int = 0
@@ -341,7 +339,7 @@ class EnvRecipe:
         for name, known in (("sim", SIMS), ("executor", get_args(Executor))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, getattr(self, name), known)
-        if self.sim in FOREIGN_SIMS and not is_libero_name(self.source):
+        if self.sim in FOREIGN_SIMS and not self.source.startswith(LIBERO):
             raise ConfigError(f"sim: expected a task of LIBERO with {self.sim!r}, got {self.source!r}")
         other = "a bridged environment" if self.bridged else "a task"
         hint = (
@@ -404,7 +402,7 @@ class EnvRecipe:
     @property
     def bridged(self) -> bool:
         """Whether it is an environment over a bridge, not a task of ours."""
-        return self.source.startswith((GYMNASIUM, *FOREIGN, *BATCHED))
+        return self.source.startswith((GYMNASIUM, *FOREIGN))
 
     @property
     def maker(self) -> str:
@@ -416,8 +414,6 @@ class EnvRecipe:
 
         An unknown source is refused with a suggestion.
         """
-        from headrace.envs.recipe import resolve_source
-
         return self.replace(source=resolve_source(self.source))
 
     def cfg(self) -> TaskCfg | None:
@@ -503,8 +499,6 @@ class EnvRecipe:
         if file.suffix == ".json":
             content: object = read_json(file)
         else:
-            from headrace.envs.recipe import read_yaml
-
             content = read_yaml(file, "recipe")
         try:
             return cls.from_json(content)

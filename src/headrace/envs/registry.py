@@ -21,11 +21,11 @@ from headrace.envs.recipe import (
     EnvRecipe,
     EpisodeRules,
     SimName,
-    known_name,
+    match_name,
     with_overrides,
 )
 from headrace.envs.task import Task, TaskCfg
-from headrace.envs.tasks.libero.names import is_libero_name, split_name
+from headrace.envs.tasks.libero.names import LIBERO, split_name
 from headrace.errors import ConfigError, DeviceError
 from headrace.sim import Simulation
 from headrace.sim.mujoco_sim import MujocoSim
@@ -75,7 +75,7 @@ def task_entry(name: str) -> TaskEntry:
         found = getattr(import_module(module, f"task {name!r}"), own, None)
         if isinstance(found, TaskEntry):
             return found
-    if is_libero_name(own):
+    if own.startswith(LIBERO):
         split_name(own)
         return TaskEntry(
             name=own,
@@ -83,21 +83,21 @@ def task_entry(name: str) -> TaskEntry:
             cfg=functools.partial(_libero_cfg, own),
             summary="a task of LIBERO; 'headrace tasks libero' lists them",
         )
-    known = known_name(own, task_names())
+    known = match_name(own, task_names())
     if known not in _TASKS:
-        _TASKS[known] = _loaded(_entry_points()[known])
+        _TASKS[known] = _load_entry(_entry_points()[known])
     return _TASKS[known]
 
 
 def task_cfg(name: str, overrides: Mapping[str, object] | None = None) -> TaskCfg:
     """Return the settings of a task, with ``overrides`` (path → value) applied."""
-    cfg = cast("Callable[[], TaskCfg]", _resolved(task_entry(name).cfg))()
+    cfg = cast("Callable[[], TaskCfg]", _resolve(task_entry(name).cfg))()
     return with_overrides(cfg, overrides or {})
 
 
 def make_task(name: str, cfg: TaskCfg | None = None) -> Task:
     """Return a task by name, with its default settings unless ``cfg`` is given."""
-    build = cast("Callable[[TaskCfg], Task]", _resolved(task_entry(name).task))
+    build = cast("Callable[[TaskCfg], Task]", _resolve(task_entry(name).task))
     return build(cfg if cfg is not None else task_cfg(name))
 
 
@@ -176,7 +176,7 @@ def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
-def _loaded(point: EntryPoint) -> TaskEntry:
+def _load_entry(point: EntryPoint) -> TaskEntry:
     whose = f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
     try:
         entry: object = point.load()
@@ -188,7 +188,7 @@ def _loaded(point: EntryPoint) -> TaskEntry:
     return entry
 
 
-def _resolved(target: object) -> object:
+def _resolve(target: object) -> object:
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")

@@ -19,7 +19,6 @@ from typing_extensions import TypeVar
 
 from headrace import rng
 from headrace._kernels.compiled import kernel
-from headrace.envs._compiled import CompiledRows, TaskArrays
 from headrace.envs._episode_state import EpisodeState
 from headrace.envs.image_spec import ImageSpec
 from headrace.errors import ActionError, ConfigError, DeviceError, DtypeError, ShapeError
@@ -45,10 +44,10 @@ def take_rows(actions: NDArray[Any], ids: NDArray[np.int64], out: NDArray[np.flo
     return fine
 
 
-def taken_actions(
+def select_actions(
     actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None, all_ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the actions as :func:`checked_actions` gives them, and those of the active rows as a task wants them.
+    """Return the actions as :func:`check_actions` gives them, and those of the active rows as a task wants them.
 
     The latter are fresh: float64 (n, A), or int64 (n,) for a Discrete space.
     """
@@ -61,14 +60,14 @@ def taken_actions(
         chosen = np.empty((rows.shape[0], flat.shape[1]))
         if take_rows(flat, rows.numpy(), chosen):
             return actions, torch.from_numpy(chosen.reshape(rows.shape[0], *given.shape[1:]))
-    actions = checked_actions(actions, space, active_ids, num_envs, device)
+    actions = check_actions(actions, space, active_ids, num_envs, device)
     return actions, actions.index_select(0, rows).to(torch.float64 if actions.is_floating_point() else torch.int64)
 
 
 def device_actions(
     actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None, all_ids: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`taken_actions`, on a GPU and without waiting for it.
+    """As :func:`select_actions`, on a GPU and without waiting for it.
 
     Whether the values are fit is the third of what it returns, bool (n,) of the rows that are not: zeros, or the first
     choice, stand for them. Who reads it refuses them with :func:`refuse_actions`.
@@ -87,13 +86,13 @@ def device_actions(
 def refuse_actions(actions: Tensor, space: spaces.Box | spaces.Discrete, active_ids: Tensor | None) -> None:
     """Raise what is wrong with actions that :func:`device_actions` found unfit, after the step that used them."""
     try:
-        checked_actions(actions, space, active_ids, actions.shape[0], actions.device)
+        check_actions(actions, space, active_ids, actions.shape[0], actions.device)
     except ActionError as error:
         wrong = str(error).removesuffix("; nothing was stepped")
         raise ActionError(f"{wrong}; on a GPU this is found after the step: call reset() to start again") from None
 
 
-def checked_actions(
+def check_actions(
     actions: Tensor, space: spaces.Space[object], active_ids: Tensor | None, num_envs: int, device: torch.device
 ) -> Tensor:
     """Return the actions as given, without a gradient, once they are known to be safe for the active environments.
@@ -204,6 +203,12 @@ class Rows:
         self._sim = sim
         self._episodes = episodes
         self._ids = ids
+        self.ids = episodes.all_ids if ids is None else ids
+        """int64 (n,): the environments. Do not write into it."""
+        self.device = sim.device
+        """Where all tensors are."""
+        self.model: Model = sim.model
+        """The model of all rows: sizes, names and nominal parameters."""
         # on the CPU rows are gathered and scattered by numpy, whose calls take a third of the time of torch's
         self._on_cpu = sim.device.type == "cpu"
         self._index = None if ids is None or not self._on_cpu else ids.numpy()
@@ -218,21 +223,6 @@ class Rows:
 
     def __len__(self) -> int:
         return self._sim.num_envs if self._ids is None else int(self._ids.shape[0])
-
-    @property
-    def ids(self) -> Tensor:
-        """int64 (n,): the environments. Do not write into it."""
-        return self._episodes.all_ids if self._ids is None else self._ids
-
-    @property
-    def device(self) -> torch.device:
-        """Where all tensors are."""
-        return self._sim.device
-
-    @property
-    def model(self) -> Model:
-        """The model of all rows: sizes, names and nominal parameters."""
-        return self._sim.model
 
     def where(self, chosen: Tensor) -> Rows:
         """Return the rows that ``chosen``, bool (n,), names. What is written through them is seen here, too."""
@@ -481,14 +471,6 @@ class Task(Generic[Cfg]):
         None: no such measure.
         """
         del rows
-        return None
-
-    def compiled(self, arrays: TaskArrays) -> CompiledRows | None:
-        """Return the row functions as kernels, for a task that steps often; None: there are none.
-
-        An environment uses them on the CPU in steps that nothing watches; the functions above stay the reference.
-        """
-        del arrays
         return None
 
     def instructions(self, rows: Rows) -> Sequence[str] | None:

@@ -112,6 +112,18 @@ class Ramp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AddedCamera:
+    """A camera that a task adds to a body of its model, in the body's frame."""
+
+    body: str = "world"
+    position: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    quaternion: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
+    """Of (1, 0, 0, 0) the camera looks along the body's -z, with its y up."""
+    fovy: float = 45.0
+    """Degrees from the top of a picture to its bottom."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TermTaskCfg(TaskCfg):
     """A task as named terms. The terms of each part are evaluated in their order."""
 
@@ -125,6 +137,8 @@ class TermTaskCfg(TaskCfg):
     """Group → term name → term; ``policy`` is what policies look at."""
     delays: Mapping[str, int | tuple[int, int]] = field(default_factory=dict[str, "int | tuple[int, int]"])
     """Group of ``observations`` → steps by which all of it is late; see ``ObservationTerm.delay``."""
+    cameras: Mapping[str, AddedCamera] = field(default_factory=dict[str, AddedCamera])
+    """Cameras besides those of the model, by name, for ``images``, ``view`` and ``picture``."""
     images: Mapping[str, ImageSpec] = field(default_factory=dict[str, ImageSpec])
     """Observation groups that a camera fills."""
     rewards: Mapping[str, RewardTerm]
@@ -179,7 +193,7 @@ class TermTask(Task[TermTaskCfg]):
     """
 
     def __init__(self, cfg: TermTaskCfg) -> None:
-        model = load_model(cfg.model)
+        model = load_model(cfg.model, cameras={name: vars(camera) for name, camera in cfg.cameras.items()})
         bounds = [term.prepare(model) for term in cfg.actions.values()]
         self._widths = [len(low) for low, _ in bounds]
         self.success_measure = None if cfg.success is None else cfg.success.measure
@@ -187,7 +201,7 @@ class TermTask(Task[TermTaskCfg]):
         self.memory |= {level_memory(name): () for name in cfg.curriculum}
         self._intervals = {name: event for name, event in cfg.events.items() if isinstance(event, IntervalEvent)}
         self.memory |= {_due_memory(name): () for name in self._intervals}
-        super().__init__(cfg, model, _tried(cfg, model, self.memory), cfg.images)
+        super().__init__(cfg, model, _try_terms(cfg, model, self.memory), cfg.images)
         low, high = (np.concatenate(ends).astype(np.float32) for ends in zip(*bounds, strict=True))
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 
@@ -234,23 +248,23 @@ class TermTask(Task[TermTaskCfg]):
         found: Obs = {}
         for group, terms in self.cfg.observations.items():
             parts = [
-                _delayed(rows, _observed(rows, term, f"noise.{group}.{name}"), f"{group}.{name}", term.delay)
+                _delay_values(rows, _observe_term(rows, term, f"noise.{group}.{name}"), f"{group}.{name}", term.delay)
                 for name, term in terms.items()
             ]
-            found[group] = _delayed(rows, torch.cat(parts, dim=1), group, self.cfg.delays.get(group, 0))
+            found[group] = _delay_values(rows, torch.cat(parts, dim=1), group, self.cfg.delays.get(group, 0))
         return found
 
     def reward(self, rows: Rows, actions: Tensor) -> Tensor:
         """Return the weighted sum, added up in the order of the terms."""
         del actions
         first, *others = self.cfg.rewards.values()
-        total = _weighted(rows, first)
+        total = _weigh(rows, first)
         for term in others:
-            total = total + _weighted(rows, term)
+            total = total + _weigh(rows, term)
         return total
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Any of the conditions holds."""
+        """Return whether any of the conditions holds."""
         return rows.once("terminated", lambda: self._any_condition(rows))
 
     def success(self, rows: Rows) -> Tensor | None:
@@ -282,11 +296,11 @@ def _due_memory(event: str) -> str:
     return f"due.{event}"
 
 
-def _weighted(rows: Rows, term: RewardTerm) -> Tensor:
+def _weigh(rows: Rows, term: RewardTerm) -> Tensor:
     return term.weight * term.function(rows)
 
 
-def _observed(rows: Rows, term: ObservationTerm, stream: str) -> Tensor:
+def _observe_term(rows: Rows, term: ObservationTerm, stream: str) -> Tensor:
     """Return a term's columns, float64 (n, k)."""
     values = term.function(rows)
     values = values[:, None] if values.dim() == 1 else values
@@ -307,7 +321,7 @@ def _ring(name: str, delay: int | tuple[int, int], width: int) -> dict[str, tupl
     return {_delay_memory(name): (most + 1, width)} if most else {}
 
 
-def _delayed(rows: Rows, values: Tensor, name: str, delay: int | tuple[int, int]) -> Tensor:
+def _delay_values(rows: Rows, values: Tensor, name: str, delay: int | tuple[int, int]) -> Tensor:
     """Note the values (n, k) of this step, and return those of ``delay`` steps ago, or of the first step."""
     low, high = lag_range(delay)
     if high == 0:
@@ -320,7 +334,7 @@ def _delayed(rows: Rows, values: Tensor, name: str, delay: int | tuple[int, int]
     return ring[every, (rows.steps - lag) % (high + 1)]
 
 
-def _tried(cfg: TermTaskCfg, model: Model, memory: dict[str, tuple[int, ...]]) -> dict[str, int]:
+def _try_terms(cfg: TermTaskCfg, model: Model, memory: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """Call every function once on the model's default state; return the number of features of each group.
 
     What delays need is added to ``memory``.
@@ -336,7 +350,7 @@ def _tried(cfg: TermTaskCfg, model: Model, memory: dict[str, tuple[int, ...]]) -
         for name, term in terms.items():
             path = f"observations.{group}.{name}"
             _check(path, term.function(rows), (1, 2), torch.float64)
-            width = _observed(rows, term, path).shape[1]
+            width = _observe_term(rows, term, path).shape[1]
             sizes[group] += width
             memory |= _ring(f"{group}.{name}", term.delay, width)
         memory |= _ring(group, cfg.delays.get(group, 0), sizes[group])

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from headrace._device import constant
-from headrace.envs._action_terms import ActionTerm, Effort, LogUniform, PositionTarget, Randomization, Uniform
+from headrace.envs._action_terms import ActionTerm, Choice, Effort, LogUniform, PositionTarget, Randomization, Uniform
 from headrace.envs.task import Rows
 from headrace.envs.term_task import (
     ACTION,
     PREVIOUS_ACTION,
+    AddedCamera,
     IntervalEvent,
     ObservationTerm,
     Ramp,
@@ -32,10 +33,12 @@ __all__ = [
     "ActionL2",
     "ActionRateL2",
     "ActionTerm",
+    "AddedCamera",
     "Alive",
     "BodiesNear",
     "BodyBelow",
     "BodyPosition",
+    "Choice",
     "Distance",
     "Effort",
     "IntervalEvent",
@@ -54,7 +57,6 @@ __all__ = [
     "ResetEvent",
     "ResetJoints",
     "RewardTerm",
-    "SitePosition",
     "SuccessTerm",
     "Time",
     "Uniform",
@@ -98,17 +100,6 @@ class BodyPosition:
     def __call__(self, rows: Rows) -> Tensor:
         """See :data:`headrace.envs.term_task.RowFunction`."""
         return rows.get("xpos", object_id(rows.model, "body", self.body))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SitePosition:
-    """Where a site is in the world, (n, 3)."""
-
-    site: str
-
-    def __call__(self, rows: Rows) -> Tensor:
-        """See :data:`headrace.envs.term_task.RowFunction`."""
-        return rows.get("site_xpos", object_id(rows.model, "site", self.site))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +148,17 @@ class JointPositionL2:
     """Squared distance of joints from a position, (n,)."""
 
     joints: tuple[str, ...]
-    target: float = 0.0
+    target: float | tuple[float, ...] = 0.0
+    """One position for all joints, or one for each."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target, tuple):
+            _check_per_joint("JointPositionL2.target", self.joints, self.target)
 
     def __call__(self, rows: Rows) -> Tensor:
         """See :data:`headrace.envs.term_task.RowFunction`."""
-        return _squares(_columns(rows, "qpos", position_columns(rows.model, self.joints)) - self.target)
+        target = constant(self.target, torch.float64, rows.device) if isinstance(self.target, tuple) else self.target
+        return _squares(_columns(rows, "qpos", position_columns(rows.model, self.joints)) - target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,8 +278,8 @@ class ResetJoints:
         columns = position_columns(rows.model, self.joints)
         middle = tuple(rows.model.qpos0[list(columns)].tolist()) if self.around is None else self.around
         nominal = constant(middle, torch.float64, rows.device)
-        _write(rows, "qpos", columns, nominal + _scaled(drawn[:, :count], self.positions))
-        _write(rows, "qvel", velocity_columns(rows.model, self.joints), _scaled(drawn[:, count:], self.velocities))
+        _write(rows, "qpos", columns, nominal + _scale(drawn[:, :count], self.positions))
+        _write(rows, "qvel", velocity_columns(rows.model, self.joints), _scale(drawn[:, count:], self.velocities))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +298,7 @@ class PushJoints:
         count = len(self.joints)
         drawn = rows.uniform(stream, count, low=-1.0, high=1.0, draw=rows.steps * count)
         columns = velocity_columns(rows.model, self.joints)
-        _write(rows, "qvel", columns, _columns(rows, "qvel", columns) + _scaled(drawn, self.velocities))
+        _write(rows, "qvel", columns, _columns(rows, "qvel", columns) + _scale(drawn, self.velocities))
 
 
 def _columns(rows: Rows, field: str, columns: tuple[int, ...] | None) -> Tensor:
@@ -319,7 +316,7 @@ def _squares(values: Tensor) -> Tensor:
     return (values * values).sum(dim=1)
 
 
-def _scaled(drawn: Tensor, sizes: tuple[float, ...]) -> Tensor:
+def _scale(drawn: Tensor, sizes: tuple[float, ...]) -> Tensor:
     return drawn * constant(sizes, torch.float64, drawn.device)
 
 

@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.envs.image_spec import ImageSpec, show_groups
-from headrace.errors import ConfigError
 from headrace.sim import Simulation
-from headrace.sim.camera.camera import CameraFrames, CameraSpec, PoseReader, SceneState
+from headrace.sim.camera.camera import CameraFrames, CameraSpec, FreeView, PoseReader, SceneState, camera_names
 from headrace.sim.camera.names import make_camera
 
 _PIXELS = 240
 
 
 class Viewer:
-    """Draws environments as they are now with one of the model's cameras; made at the first picture.
+    """Draws environments as they are now with one of the model's cameras, or the free one.
 
     Args:
         sim: the simulation to look at.
-        spec: what to take; None for a color picture of the first camera.
+        spec: what to take; None for a color picture.
+        camera: which camera takes it; None for the first, the free one where the model has none. Not with ``spec``.
         images: the task's images: without ``spec``, the groups of geoms that the first of them shows are shown.
         renderer: ``native``, ``gl``, ``warp`` or a name of ``headrace.sim.camera.names.register_camera``.
     """
@@ -35,17 +35,26 @@ class Viewer:
         sim: Simulation,
         *,
         spec: CameraSpec | None = None,
+        camera: str | None = None,
         images: Mapping[str, ImageSpec] | None = None,
         renderer: str = "native",
     ) -> None:
         model = sim.model
-        if model.ncam == 0:
-            raise ConfigError("render: expected a model with a camera, got one without; add <camera> to its MJCF")
         self._state = SceneState(sim, PoseReader(model))
         if spec is None:
-            spec = show_groups(images or {}, CameraSpec(name=model.camera(0).name, width=_PIXELS, height=_PIXELS))
+            name = camera_names(model)[0] if camera is None else camera
+            spec = show_groups(images or {}, CameraSpec(name=name, width=_PIXELS, height=_PIXELS))
         self.renderer = renderer
         self._camera = make_camera(renderer, model, spec)
+
+    @property
+    def free(self) -> FreeView | None:
+        """Where the free camera is; None for a camera of the model. What is set holds from the next picture on."""
+        return getattr(self._camera, "free", None)
+
+    @free.setter
+    def free(self, view: FreeView) -> None:
+        self._camera.free = view  # pyright: ignore[reportAttributeAccessIssue]  # cameras that draw it have it
 
     def frames(self, ids: Tensor | None = None) -> CameraFrames:
         """Return what the camera sees of the environments ``ids`` (n,), or of all; the caller owns it."""

@@ -9,36 +9,50 @@ same.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
 import os
 import platform
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.nn import functional as F
 
+from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError
 from headrace.evaluation._result import EpisodeResult
-from headrace.evaluation._synced_file import SyncedFile
-from headrace.files import append, lock_file, storage_error, sync, truncate
+from headrace.files import (
+    append,
+    lock_file,
+    open_untrusted,
+    parsing,
+    read_record,
+    storage_error,
+    sync,
+    truncate,
+    write_all,
+)
 from headrace.policies.identity import current_id
 
 FORMAT = "headrace-evaluation-1"
 _MOST = 10**8
 """Episodes of one range; a file with more is damaged."""
-_ROW = {
-    "episode_id": (int,),
-    "seed": (int,),
-    "reward": (float,),
-    "length": (int,),
-    "success": (bool, type(None)),
-    "diverged": (bool,),
-    "instruction": (str,),
-}
+WITHIN_S = 1.0
+"""When an append returns, everything that was appended this long before is on disk."""
+STALL_S = 60.0
+"""A disk that takes nothing for this long is given up."""
+_LINGER_S = WITHIN_S / 2
+_HINT = "make room and resume: the rows before are safe"
+_COLUMNS = tuple(entry.name for entry in fields(EpisodeResult))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +96,7 @@ class Journal:
             self._begin(header, plan)
             self._file = SyncedFile(path)
         except BaseException:  # also Ctrl-C; raised again
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def _begin(self, header: Header, plan: Iterable[int]) -> None:
@@ -102,29 +116,26 @@ class Journal:
                 self._append(*lines)
         else:
             truncate(path, 0)
-            self._append(
-                {
-                    "format": FORMAT,
-                    "identity": header.identity,
-                    "circumstances": header.circumstances,
-                    "plan": ranges_of(plan),
-                }
-            )
+            self._append({"format": FORMAT, **asdict(header), "plan": ranges_of(plan)})
             sync(path.absolute().parent)
 
     def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
         """Write the episodes that ended in one step, after other circumstances that rows are played under from now."""
-        lines = [*[{"circumstances": found} for found in others], *[asdict(row) for row in rows]]
+        self._lock.owner.check(self.path, "play with a journal of its own and merge the two")
+        lines: list[dict[str, Any]] = [{"circumstances": found} for found in others]
+        lines += map(row_to_json, rows)
         self._file.append(_as_lines(lines))
 
     def close(self) -> None:
-        """Wait until everything is on disk and let others write to the file; raises what kept it from the disk."""
+        """Wait until everything is on disk and let others write to the file; raises what kept it from the disk.
+
+        In a forked child nothing is written: the rows, and the thread that syncs them, are its parent's.
+        """
         try:
-            self._file.close()
+            if self._lock.owner.is_here:
+                self._file.close()
         finally:
-            lock, self._lock = self._lock, -1
-            if lock >= 0:
-                os.close(lock)
+            self._lock.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -142,7 +153,136 @@ class Journal:
         try:
             append(self.path, _as_lines(lines))
         except OSError as error:
-            raise storage_error(self.path, error, "make room and resume: the rows before are safe") from error
+            raise storage_error(self.path, error, _HINT) from error
+
+
+class SyncedFile:
+    """Appends to a file at once and syncs it in a thread, one sync for all that has come since the last.
+
+    When ``append`` returns, its content is in the file and outlives the process, however that ends. It outlives the
+    machine once it is synced: an append waits while anything is older than ``WITHIN_S`` and is not, up to ``STALL_S``
+    seconds, after which it, and ``close``, raise StorageError. Where the disk fails, the file is cut to what is on
+    disk, and the next ``append`` or ``close`` raises StorageError.
+
+    Args:
+        path: exists, and everything in it is on disk; no one else writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._size = self._synced = self._taken = os.fstat(self._handle).st_size
+        """Bytes in the file, on disk, and on disk after the sync under way."""
+        self._waits_since: float | None = None
+        """When the oldest content that no sync has begun for was appended."""
+        self._syncs_since: float | None = None
+        """The same of the content that is being synced."""
+        self._changed = threading.Condition()
+        self._closing = False
+        self._error: BaseException | None = None
+        self._told = False
+        self._gave_up = False
+        self._thread: threading.Thread | None = None
+
+    def append(self, content: bytes) -> None:
+        """Write at the end of the file; after a failure the file is as before."""
+        with self._changed:
+            self._check()
+            try:
+                write_all(self._handle, content)
+            except OSError as error:
+                os.ftruncate(self._handle, self._size)
+                self._told = True
+                raise storage_error(self._path, error, _HINT) from error
+            except BaseException:  # also Ctrl-C; raised again
+                os.ftruncate(self._handle, self._size)
+                raise
+            self._size += len(content)
+            if self._waits_since is None:
+                self._waits_since = time.monotonic()
+                self._changed.notify_all()  # later content is synced with this: no need to wake the thread for it
+            if self._thread is None:
+                # not before there is something to sync: most evaluations that are resumed have nothing to add
+                self._thread = threading.Thread(target=self._run, name="headrace-journal", daemon=True)
+                self._thread.start()
+            while self._error is None and (age := time.monotonic() - self._oldest) > WITHIN_S:
+                if age > WITHIN_S + STALL_S:
+                    raise self._stalled()
+                self._changed.wait(WITHIN_S + STALL_S - age + 0.001)
+            self._check()
+
+    @property
+    def _oldest(self) -> float:
+        found = [since for since in (self._syncs_since, self._waits_since) if since is not None]
+        return min(found, default=time.monotonic())
+
+    def close(self) -> None:
+        """Wait until everything is on disk; raises what no append has raised yet. Safe to call again."""
+        with self._changed:
+            if self._handle < 0:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(0 if self._gave_up else STALL_S)
+        handle, self._handle = self._handle, -1
+        if self._thread is not None and self._thread.is_alive():
+            # the thread still syncs the handle, which therefore stays open
+            if not self._gave_up:
+                raise self._stalled()
+            return
+        os.close(handle)
+        if not self._told:
+            self._check()
+
+    def _stalled(self) -> StorageError:
+        self._gave_up = True
+        return StorageError(
+            f"{self._path}: the disk took nothing for {STALL_S:g} s; what was written since may not be on disk. "
+            "Resume when the disk answers"
+        )
+
+    def _check(self) -> None:
+        error = self._error
+        if error is None:
+            return
+        self._told = True
+        if isinstance(error, OSError):
+            raise storage_error(self._path, error, _HINT) from error
+        raise StorageError(f"{self._path}: syncing failed: {error!r}; {_HINT}") from error
+
+    def _run(self) -> None:
+        while self._take():
+            try:
+                files.disk.sync(self._handle)
+            except BaseException as error:  # noqa: BLE001  (whatever it is, whoever appends must hear of it)
+                self._fail(error)
+                return
+            with self._changed:
+                self._syncs_since = None
+                self._synced = self._taken
+                self._changed.notify_all()
+
+    def _take(self) -> bool:
+        """Wait for content and for more to come with it; False when there is none and there will be none."""
+        with self._changed:
+            while self._waits_since is None and not self._closing:
+                self._changed.wait()
+            if self._waits_since is None:
+                return False
+            while not self._closing and (left := self._waits_since + _LINGER_S - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._syncs_since, self._waits_since = self._waits_since, None
+            self._taken = self._size
+            return True
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            # where this fails, too, rows of which nobody knows whether they are on disk stay in the file
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, self._synced)
+            self._changed.notify_all()
 
 
 def _as_lines(lines: Iterable[dict[str, Any]]) -> bytes:
@@ -205,7 +345,29 @@ def circumstances(env: object, engine: str) -> dict[str, Any]:
         **{name: _version(name) for name in ("headrace", "torch", "numpy", "mujoco", "gymnasium")},
         "python": platform.python_version(),
         "processor": _processor(),
+        "torch_threads": torch.get_num_threads(),
+        "numerics": numeric_fingerprint(),
     }
+
+
+@functools.cache
+def numeric_fingerprint() -> str:
+    """Hash the bits of fixed small products, convolutions, sums and transcendental functions, on the CPU.
+
+    It differs where MKL, oneDNN, ATen or numpy's BLAS take other instructions. The shapes are so small that the number
+    of threads has no part in it.
+    """
+    with torch.inference_mode():
+        x = ((torch.arange(16 * 67, dtype=torch.float32) * 7919) % 1009 / 256 - 2).reshape(16, 67)
+        y = x.T.contiguous()
+        found = [
+            *(F.linear(x, x, x[:, 0].contiguous()), x @ y, x[:1] @ y, x.double() @ y.double()),
+            F.conv2d(x[:, :64].reshape(2, 2, 16, 16), x[:, :18].reshape(16, 2, 3, 3)),
+            *(x.exp(), x.tanh(), x.sin(), x.sigmoid(), x.abs().log(), F.gelu(x)),
+            *(x.softmax(1), F.layer_norm(x, (67,)), x.sum(1)),
+            torch.from_numpy(x.reshape(4, 268).numpy() @ y.reshape(268, 4).numpy()),
+        ]
+        return hashlib.sha256(b"".join(part.numpy().tobytes() for part in found)).hexdigest()[:16]
 
 
 def _version(name: str) -> str | None:
@@ -242,10 +404,8 @@ class JournalContent(NamedTuple):
 
 def read_journal(path: Path) -> JournalContent:
     """Read a journal; a last line that was cut off is left out."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+    with parsing(path), open_untrusted(path) as file:
+        raw = file.read()
     whole = raw[: raw.rfind(b"\n") + 1]
     try:
         first, *others = [json.loads(line) for line in whole.splitlines()]
@@ -270,18 +430,17 @@ def read_header(path: Path) -> Header | None:
 
 def header_from(data: dict[str, Any], name: str) -> Header:
     """Return the header in a JSON object."""
-    found = (data.get("identity"), data.get("circumstances"))
-    if not all(isinstance(part, dict) for part in found):
-        raise DataError(f"{name}: expected identity and circumstances as objects, got {found}")
-    return Header(identity=data["identity"], circumstances=data["circumstances"])
+    return read_record(Header, {key: data.get(key) for key in ("identity", "circumstances")}, name, strict=True)
 
 
 def row_from(data: object, name: str) -> EpisodeResult:
     """Return a row from its JSON form; DataError, with ``name``, for anything else."""
-    row = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-    if row.keys() != _ROW.keys() or not all(type(row[key]) in kinds for key, kinds in _ROW.items()):
-        raise DataError(f"{name}: expected rows with {', '.join(_ROW)}, got {data!r}")
-    return EpisodeResult(**row)
+    return read_record(EpisodeResult, data, f"{name}: episode", strict=True)
+
+
+def row_to_json(row: EpisodeResult) -> dict[str, Any]:
+    """Return what :func:`row_from` reads."""
+    return {name: getattr(row, name) for name in _COLUMNS}
 
 
 def ranges_of(ids: Iterable[int]) -> list[list[int]]:

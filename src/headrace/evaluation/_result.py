@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,18 +34,6 @@ class EpisodeResult:
     """The text that the policy was told; "" where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionResult:
-    """The finished episodes of one instruction."""
-
-    instruction: str
-    episodes: int
-    success_rate: Interval | None
-    """With Wilson's 95 % interval; None where the task has no success measure."""
-    mean_reward: Interval
-    """With a bootstrap 95 % interval."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Counters:
     """What an evaluation cost. Filled while it runs."""
@@ -66,9 +53,6 @@ class Counters:
     """Answers for episodes that had ended meanwhile."""
     frames_drawn: int = 0
     env_steps: int = 0
-    """Steps with an action that the policy planned for them."""
-    held_steps: int = 0
-    """Steps with a hold action: physics that nobody asked for."""
     idle_steps: int = 0
     """Environment-steps in which an environment was suspended while others stepped."""
     batch_steps: int = 0
@@ -138,29 +122,23 @@ class Evaluation:
         """Steps per episode; None while the plan is not completed."""
         return None if self.unfinished else float(np.mean([episode.length for episode in self.episodes]))
 
-    def by_instruction(self) -> list[InstructionResult]:
-        """Return the figures of each instruction, in alphabetical order; empty while the plan is not completed, and
+    def by_instruction(self) -> dict[str, Evaluation]:
+        """Return the episodes of each instruction, in alphabetical order; none while the plan is not completed, and
         where no episode has an instruction."""
         told: dict[str, list[EpisodeResult]] = {}
-        for episode in self.episodes:
-            told.setdefault(episode.instruction, []).append(episode)
-        if self.unfinished or not any(told):
-            return []
-        return [_of_instruction(text, told[text]) for text in sorted(told)]
+        for row in sorted(self.episodes, key=lambda row: row.instruction) if not self.unfinished else ():
+            told.setdefault(row.instruction, []).append(row)
+        return {
+            text: replace(self, episodes=rows, plan=tuple(row.episode_id for row in rows), counters=Counters())
+            for text, rows in (told if any(told) else {}).items()
+        }
 
     @property
     def idle_share(self) -> float:
         """Of the slots that play an episode: the share that was suspended while others stepped."""
         counters = self.counters
-        slots = counters.env_steps + counters.held_steps + counters.idle_steps
+        slots = counters.env_steps + counters.idle_steps
         return counters.idle_steps / slots if slots else 0.0
-
-    @property
-    def wasted_share(self) -> float:
-        """Of the env-steps that were simulated: the share with a hold action. 0 for rules that suspend."""
-        counters = self.counters
-        steps = counters.env_steps + counters.held_steps
-        return counters.held_steps / steps if steps else 0.0
 
     @property
     def rows_per_row(self) -> float:
@@ -175,7 +153,11 @@ class Evaluation:
         target = Path(path)
         if target.exists():
             raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
-        write_whole(target, json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
+        told = self.to_json()
+        # a line per row, which json writes an order of magnitude faster than indented
+        rows = ",\n".join([json.dumps(row, ensure_ascii=False) for row in told.pop("episodes")])
+        head = json.dumps(told, ensure_ascii=False, indent=1).removesuffix("\n}")
+        write_whole(target, f'{head},\n "episodes": [\n{rows}\n ]\n}}\n')
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
@@ -183,17 +165,6 @@ class Evaluation:
         from headrace.evaluation._result_files import load
 
         return load(Path(path))
-
-    @classmethod
-    def merge(cls, parts: Iterable[Evaluation]) -> Evaluation:
-        """One table of evaluations of the same identity, played anywhere in any order; plans are joined.
-
-        An id that is in several must have equal rows; it is in the table once. Rates and intervals exist if every
-        planned id of every part is there. Counters are added up where all parts have some.
-        """
-        from headrace.evaluation._result_files import merge
-
-        return merge([(f"part {number}", part) for number, part in enumerate(parts, 1)])
 
     def to_json(self) -> dict[str, Any]:
         """Everything in the form of JSON, with the figures and their intervals under ``summary``."""
@@ -208,6 +179,14 @@ class Evaluation:
         writer.writeheader()
         writer.writerows(asdict(episode) for episode in self.episodes)
         write_whole(Path(path), text.getvalue())
+
+    def _repr_html_(self) -> str:
+        """Return :meth:`summary` for notebooks."""
+        from rich.console import Console
+
+        console = Console(record=True, file=io.StringIO(), width=100)
+        console.print(self.summary())
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def summary(self) -> Table:
         """Return the figures as a table to print; without the cost where nothing was played, as after a merge of
@@ -236,15 +215,15 @@ class Evaluation:
                 batches += f"; verified: {known:,} rows" if known else "; not verified"
         for name, value in (
             ("batches", batches),
-            ("success rate", _percent(self.success_rate)),
-            ("mean reward", _number(self.mean_reward)),
-            ("interquartile mean reward", _number(self.iqm_reward)),
+            ("success rate", percent_text(self.success_rate)),
+            ("mean reward", number_text(self.mean_reward)),
+            ("interquartile mean reward", number_text(self.iqm_reward)),
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
         ):
             table.add_row(name, value)
-        for told in self.by_instruction():
-            figure = _number(told.mean_reward) if told.success_rate is None else _percent(told.success_rate)
-            table.add_row(f"  {escape(told.instruction or '(none)')}", f"{figure}, {told.episodes:,} episodes")
+        for text, told in self.by_instruction().items():
+            figure = number_text(told.mean_reward) if told.success_rate is None else percent_text(told.success_rate)
+            table.add_row(f"  {escape(text or '(none)')}", f"{figure}, {len(told.episodes):,} episodes")
         if not counters.batch_steps:
             return table
         for name, value in (
@@ -256,7 +235,6 @@ class Evaluation:
             ("env-steps", f"{counters.env_steps:,}"),
             ("env-steps per second", f"{counters.env_steps / max(counters.seconds, 1e-9):,.0f}"),
             ("idle share of slots", f"{self.idle_share:.1%}"),
-            ("wasted share of steps", f"{self.wasted_share:.1%}"),
         ):
             table.add_row(name, value)
         for stage, seconds in counters.stages.items():
@@ -276,19 +254,11 @@ class Evaluation:
         return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
 
 
-def _of_instruction(text: str, episodes: list[EpisodeResult]) -> InstructionResult:
-    known = [episode.success for episode in episodes if episode.success is not None]
-    return InstructionResult(
-        instruction=text,
-        episodes=len(episodes),
-        success_rate=wilson_interval(sum(known), len(known)) if known else None,
-        mean_reward=bootstrap_interval(np.array([episode.reward for episode in episodes])),
-    )
-
-
-def _percent(interval: Interval | None) -> str:
+def percent_text(interval: Interval | None) -> str:
+    """Return a rate with its interval in words."""
     return "–" if interval is None else f"{interval.value:.1%}  [{interval.low:.1%}, {interval.high:.1%}]"
 
 
-def _number(interval: Interval | None) -> str:
+def number_text(interval: Interval | None) -> str:
+    """Return a number with its interval in words."""
     return "–" if interval is None else f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"

@@ -19,9 +19,10 @@ from headrace.evaluation._journal import (
     ranges_of,
     read_journal,
     row_from,
+    row_to_json,
 )
-from headrace.evaluation._result import Counters, EpisodeResult, Evaluation, InstructionResult
-from headrace.files import read_json
+from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
+from headrace.files import open_untrusted, read_json
 
 _FORMAT = "headrace-evaluation-table-1"
 _NEW = ("rows_verified", "rows_checking")
@@ -47,20 +48,18 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
             "unfinished": evaluation.unfinished,
             **{name: None if found is None else found._asdict() for name, found in intervals.items()},
             "mean_length": evaluation.mean_length,
-            "instructions": [_figures(told) for told in evaluation.by_instruction()],
+            "instructions": [
+                {
+                    "instruction": text,
+                    "episodes": len(told.episodes),
+                    "success_rate": told.success_rate and told.success_rate._asdict(),
+                    "mean_reward": told.mean_reward and told.mean_reward._asdict(),
+                }
+                for text, told in evaluation.by_instruction().items()
+            ],
         },
         "counters": {name: count for name, count in asdict(evaluation.counters).items() if count or name not in _NEW},
-        "episodes": [asdict(episode) for episode in evaluation.episodes],
-    }
-
-
-def _figures(told: InstructionResult) -> dict[str, Any]:
-    rate = told.success_rate
-    return {
-        "instruction": told.instruction,
-        "episodes": told.episodes,
-        "success_rate": None if rate is None else rate._asdict(),
-        "mean_reward": told.mean_reward._asdict(),
+        "episodes": [row_to_json(episode) for episode in evaluation.episodes],
     }
 
 
@@ -70,7 +69,10 @@ def load(path: Path) -> Evaluation:
 
 
 def merge(parts: Sequence[tuple[str, Evaluation]]) -> Evaluation:
-    """As :meth:`Evaluation.merge`, with names of the parts for errors and warnings."""
+    """Return one table of evaluations of the same identity, each with its name for errors and warnings.
+
+    An id that is in several must have equal rows; it is in the table once. Counters are added up where all have some.
+    """
     if not parts:
         raise ConfigError("merge: expected at least one evaluation, got none")
     headers = [_header(name, part) for name, part in parts]
@@ -101,7 +103,7 @@ def unique_rows(rows: Iterable[tuple[str, EpisodeResult]]) -> list[EpisodeResult
     for name, row in rows:
         known = found.setdefault(row.episode_id, row)
         # as text, since a reward that is not a number does not equal itself
-        if json.dumps(asdict(known)) != json.dumps(asdict(row)):
+        if known is not row and repr(known) != repr(row):
             raise DataError(
                 f"{name}: episode {row.episode_id} was played twice with different results, {row} and {known}; the "
                 "policy or the environment is not a function of the episode, or batches were not strict"
@@ -136,10 +138,8 @@ def total_counters(counters: Sequence[Counters]) -> Counters:
 def _is_journal(path: Path) -> bool:
     """Whether the first line alone is an object of the journal's format."""
     try:
-        with path.open("rb") as file:
+        with open_untrusted(path) as file:
             first: object = json.loads(file.readline())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
     except (ValueError, RecursionError):
         return False
     return isinstance(first, dict) and cast("dict[str, object]", first).get("format") == JOURNAL
@@ -149,7 +149,7 @@ def _of_journal(path: Path) -> Evaluation:
     content = read_journal(path)
     rows = unique_rows((str(path), row) for row in content.rows)
     identity = content.header.identity
-    return _checked(
+    return _check_rows(
         Evaluation(
             episodes=rows,
             plan=tuple(sorted(content.plan)),
@@ -174,8 +174,8 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
     if data.get("status") not in _STATUSES or not isinstance(rows, list):
         raise DataError(f"{name}: expected a status of {_STATUSES} and a list of episodes; the file is damaged")
     try:
-        counters = Counters(**data["counters"])
-        return _checked(
+        counters = Counters(**{key: count for key, count in data["counters"].items() if key != "held_steps"})  # of 0.2
+        return _check_rows(
             Evaluation(
                 episodes=unique_rows((name, row_from(row, name)) for row in cast("list[object]", rows)),
                 plan=tuple(sorted(ids_of(data.get("plan"), name))),
@@ -194,7 +194,7 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
         raise DataError(f"{name}: not a saved evaluation, or damaged: {error}") from error
 
 
-def _checked(evaluation: Evaluation, name: str) -> Evaluation:
+def _check_rows(evaluation: Evaluation, name: str) -> Evaluation:
     """Refuse rows that nobody planned: a count of what is missing would be wrong."""
     beyond = {episode.episode_id for episode in evaluation.episodes} - set(evaluation.plan)
     if beyond:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from headrace.envs.recipe import check_count
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from headrace.evaluation.admission import Admission
+    from headrace.evaluation.scheduling import Admission
     from headrace.policies.batching import Batching
     from headrace.policies.engines import Engine
     from headrace.policies.observation_map import ObservationMap
-    from headrace.types import Obs
-
-HoldAction: TypeAlias = "Literal['last', 'zero'] | Callable[[Obs, Tensor], Tensor]"
-"""Action of environments that wait under a rule that holds: their last one, zeros, or a function of the current
-observation rows (n, …) and their last actions (n, A) that returns (n, A)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +29,20 @@ class PlayCfg:
     horizon: int | None = None
     """Rows of a chunk, where the policy does not state them."""
     admission: Admission | str = "greedy"
-    """When to infer, and for which environments: greedy, immediate, periodic:K[:hold], synchronized[:hold],
-    threshold:N, whole-batch-on-any, or module:name of a rule; in Python also the rule itself."""
+    """When to infer, and for which environments: greedy, immediate, synchronized, whole-batch-on-any,
+    or module:name of a rule; in Python also the rule itself."""
     engine: Engine | str = "inline"
     """Where the model runs: inline, thread (beside the physics), process (for policies that hold the GIL); in Python
-    also the name of a registered engine, or an engine of your own, which you close. A server's policy has its own."""
+    also an engine of your own, which you close. A server's policy has its own."""
     batching: Batching | Literal["strict", "fast"] | None = None
     """``strict`` (the default) gives the model batches of one fixed size: results are equal bit for bit for every
     ``num_envs``, and a sample of rows is verified. The size follows from device and policy: 1 on a CPU where a row uses
     each weight often (convolutions, attention), else 16, at the price of padding rows. ``fast`` gives the model the
-    waiting rows; the last bits of results then depend on the batch. A :class:`headrace.policies.Batching` sets the size
-    or buckets. A server, or an engine of your own, has its own."""
+    waiting rows; the last bits of results then depend on the batch. A :class:`headrace.policies.Batching` sets the
+    size. A server, or an engine of your own, has its own."""
     ensemble_decay: float | None = None
     """Temporal ensembling as in ACT, with this decay, which executes one action of each chunk; negative favors new
     predictions."""
-    hold_action: HoldAction = "last"
-    """Action of waiting environments under a rule that holds: last, zero or a function."""
-    allow_hold: bool = False
-    """Accept a bridged environment with fidelity ``hold``, too, whose suspended environments drift; the result says
-    so."""
     timeout: float | None = None
     """Seconds that one call of the model may take, with an engine by name or a server (default: no limit, or the
     server's own)."""
@@ -91,11 +77,6 @@ class JournalCfg:
         if not self.path:
             raise ConfigError("resume: expected a journal to write or resume, got none; pass its path")
 
-    @classmethod
-    def of(cls, journal: str | Path | JournalCfg | None) -> JournalCfg | None:
-        """Return the settings that an argument ``journal`` stands for."""
-        return journal if journal is None or isinstance(journal, JournalCfg) else cls(path=journal)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersCfg:
@@ -112,9 +93,14 @@ class WorkersCfg:
     ray_address: str | None = None
     """Address of a cluster, or ``auto`` (default: the one that this program is connected to, or else one on this
     machine that ends with the call)."""
+    stall_s: float | None = None
+    """Seconds in which a worker that plays must finish an episode; one that does not is ended, and its episodes are
+    played again, as those of a worker that died. None: any time."""
 
     def __post_init__(self) -> None:
         check_count("workers", self.count)
+        if self.stall_s is not None and not self.stall_s > 0:
+            raise ConfigError(f"workers: stall_s: expected more than 0 seconds, or None, got {self.stall_s}")
         check_count("workers: cpus", self.cpus)
         if self.block is not None:
             check_count("workers: block", self.block)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from headrace.envs.recipe import EnvRecipe
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, require_extra
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.files import check_new, check_writable
 from headrace.recording.film import FilmCfg
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.evaluation._result import Evaluation
     from headrace.evaluation.player import OnEpisodes
     from headrace.policies.load_policy import FoundPolicy, PolicySource
+    from headrace.policies.preflight import Preflight
 
 NUM_ENVS = 16
 """Environments in the batch, unless set."""
@@ -43,7 +44,7 @@ def evaluate(
 
     An environment whose chunk is used up is suspended until its next chunk is there; the others go on. Images are
     drawn only for the observations that the model reads. The rows do not depend on the number of environments, the
-    engine, the rule of admission (unless it holds) or the number of workers, bit for bit, with strict batches.
+    engine, the rule of admission or the number of workers, bit for bit, with strict batches.
 
     Args:
         env: a task name, ``module:NAME``, ``gym:ID``; a recipe, which is complete, so that an argument with another
@@ -66,8 +67,8 @@ def evaluate(
             object is sent there once, as a pickle. Workers connect to a server on their own. What a worker that died
             left is played again by another; a block whose workers died three times is given up (``given_up``).
         output: new file that the result is saved to, also after Ctrl-C or a failure; :meth:`Evaluation.load` reads it.
-        progress: show a progress bar with rates and the running success rate; or a function that is called with the
-            rows of episodes in each step in which some ended, once they are in the journal.
+        progress: show the preflight, and a progress bar with rates and the running success rate; or a function that is
+            called with the rows of episodes in each step in which some ended, once they are in the journal.
 
     Returns:
         A row per finished episode and what it cost. Ctrl-C gives what is finished, with status ``interrupted``.
@@ -76,8 +77,10 @@ def evaluate(
         ConfigError: the request cannot be met.
         HeadraceError: something failed while episodes were played; ``error.finished`` has those that were done.
     """
-    from headrace.evaluation.cursors import EpisodePlan
+    from rich.console import Console
+
     from headrace.evaluation.player import check_engine, check_seed, open_player, play_plan
+    from headrace.evaluation.scheduling import EpisodePlan
     from headrace.policies.load_policy import find_policy, task_of
 
     check_seed(0 if seed is None else seed)
@@ -91,8 +94,10 @@ def evaluate(
         if recipe is not None:  # with the settings that it was trained with
             recipe = recipe.replace(overrides=found.overrides | dict(recipe.overrides))
     source = policy if found is None or workers is not None else found
-    plan, book, filming = EpisodePlan(episodes), JournalCfg.of(journal), film or FilmCfg()
-    play = _resume_batches(play, book)
+    plan = EpisodePlan(episodes)
+    book = JournalCfg(path=journal) if isinstance(journal, (str, Path)) else journal
+    if found is None or found.kind != "remote":  # a server has batches of its own
+        play = _resume_batches(play, book)
     if film is not None:
         film.check()
         film.check_episodes(plan.ids, recipe or cast("EnvRecipe | None", getattr(made, "recipe", None)))
@@ -103,9 +108,10 @@ def evaluate(
 
     with _saving(saved) as save, ExitStack() as stack:
         if workers is not None:
-            from headrace.evaluation.ray.cluster import play_distributed
+            require_extra("ray", extra="ray", purpose="distributed")
+            from headrace.evaluation.workers import play_distributed
 
-            if recipe is None or filming.video is not None:
+            if recipe is None or (film is not None and film.video is not None):
                 raise ConfigError("workers: expected environments by name or recipe, and no video, with workers")
             team = WorkersCfg(count=workers) if isinstance(workers, int) else workers
             result = save(play_distributed(recipe, policy, plan, play, team, journal=book, progress=progress))
@@ -115,14 +121,71 @@ def evaluate(
                 made = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
             played_seed = cast("int", getattr(made, "seed", 0)) if seed is None else seed
             player = stack.enter_context(open_player(made, source, play, played_seed))
-            if filming.video is not None:
-                stack.enter_context(filming.film(made))
+            if progress is True:
+                Console(stderr=True).print(player.preflight.table())
+            if film is not None and film.video is not None:
+                stack.enter_context(film.film(made))
             named = book is not None or saved is not None or play.policy_id is not None
             header = player.header if named else None
             result = save(play_plan(plan, player.play, header=header, journal=book, progress=progress))
-        if filming.episodes is not None:
-            _film_again(filming, recipe or cast("EnvRecipe", cast("AnyEnv", env).recipe), source, play, result)
+        if film is not None and film.episodes is not None:
+            if film.on_table is not None:
+                film.on_table(result)
+            film_again(film, recipe or cast("EnvRecipe", cast("AnyEnv", env).recipe), source, play, result)
         return result
+
+
+@contextmanager
+def open_recorded(
+    recipe: EnvRecipe, policy: PolicySource, directory: str | Path, keep: Literal["all", "succeeded"] = "all"
+) -> Generator[AnyEnv]:
+    """Yield environments to evaluate in, which record every episode that ends into a new directory.
+
+    They have the settings that the policy was trained with, as those of :func:`evaluate` do.
+
+    Args:
+        recipe: of the environments; settings in it come before those of the policy.
+        policy: that is evaluated.
+        directory: of the dataset.
+        keep: which episodes. Recorded are observations, actions, rewards and flags, and of tasks of ours the states,
+            which ``headrace record replay`` compares.
+    """
+    from headrace.policies.load_policy import find_policy
+    from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
+
+    check_new(Path(directory), "record")
+    recipe = recipe.replace(overrides=find_policy(policy, recipe.source).overrides | dict(recipe.overrides))
+    fields = ("obs", "actions", "rewards", "flags", *(() if recipe.bridged else ("states",)))
+    with (
+        closing(recipe.make(autoreset="disabled")) as env,
+        EpisodeRecorder(directory, RecorderCfg(fields=fields, keep=keep), DatasetInfo.of(env)) as recorder,
+    ):
+        env.attach(recorder)
+        yield env
+
+
+def preflight(env: str | EnvRecipe | AnyEnv, policy: PolicySource = None, *, play: PlayCfg = PlayCfg()) -> Preflight:
+    """Compare what a policy states with what an environment gives it, and play nothing.
+
+    Args:
+        env: as for :func:`headrace.evaluate`.
+        policy: likewise.
+        play: how the policy would be played, its map of observations among it.
+
+    Returns:
+        A line per input, for the action and for the chunk; :meth:`Preflight.check` raises what an evaluation would.
+    """
+    from headrace.evaluation.player import open_player
+    from headrace.policies.load_policy import find_policy, task_of
+
+    recipe = EnvRecipe.of(env) if isinstance(env, (str, EnvRecipe)) else None
+    found = find_policy(policy, task_of(recipe or cast("AnyEnv", env)))
+    with ExitStack() as stack:
+        made = cast("AnyEnv", env)
+        if recipe is not None:  # with the settings that the policy was trained with
+            recipe = recipe.replace(num_envs=1, overrides=found.overrides | dict(recipe.overrides))
+            made = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
+        return stack.enter_context(open_player(made, found, play, 0)).preflight
 
 
 def merge(*parts: str | Path | Evaluation, output: str | Path | None = None) -> Evaluation:
@@ -194,7 +257,7 @@ def _saving(path: Path | None) -> Generator[Callable[[Evaluation], Evaluation]]:
         raise
 
 
-def _film_again(
+def film_again(
     filming: FilmCfg, recipe: EnvRecipe, policy: PolicySource | FoundPolicy, play: PlayCfg, found: Evaluation
 ) -> None:
     """Play the selected episodes once more, filmed; their rows must be those of the table."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.envs.recipe import EnvRecipe, SimName, check_count
-from headrace.envs.tasks.libero.names import HORIZONS, libero_names, split_name
+from headrace.envs.tasks.libero.names import HORIZONS, check_perturbations, libero_names, split_name
 from headrace.errors import UnknownNameError
 from headrace.evaluation._result import Evaluation
 from headrace.evaluation.cfg import PlayCfg
@@ -42,27 +42,27 @@ class LiberoProtocol:
     """How the native tasks differ from the loop, in words; "" where they do not."""
 
 
-def _map(pictures: Mapping[str, str], state: str, prompt: str, *, size: int | None = None) -> ObservationMap:
+def _map(pictures: Mapping[str, str], state: str, prompt: str, **changes: Any) -> ObservationMap:
     keys = {key: group for group, key in pictures.items()}
     # a picture turned by 180 degrees from upside down is upright and mirrored
-    sides = None if size is None else (size, size)
-    return ObservationMap(keys={**keys, state: "policy"}, prompt=prompt, image_size=sides, flips=("columns",))
+    return ObservationMap(keys={**keys, state: "policy"}, prompt=prompt, flips=("columns",), **changes)
 
 
+_SENT = (224, 224)
 _OPENPI = {group: f"observation/{key}" for group, key in _PICTURES.items()}
 _LEROBOT = {"agentview": "observation.images.image", "robot0_eye_in_hand": "observation.images.image2"}
 _GROOT = {group: f"video.{key}" for group, key in _PICTURES.items()}
 _OFT = {"agentview": "full_image", "robot0_eye_in_hand": "wrist_image"}
 PROTOCOLS: Mapping[str, LiberoProtocol] = {
     "openpi": LiberoProtocol(
-        horizons=HORIZONS, execute=5, mapping=_map(_OPENPI, "observation/state", "prompt", size=224)
+        horizons=HORIZONS, execute=5, mapping=_map(_OPENPI, "observation/state", "prompt", image_size=_SENT)
     ),
     "oft": LiberoProtocol(
         horizons=HORIZONS,
         execute=8,
         gripper="unit",
-        mapping=_map(_OFT, "state", "instruction"),
-        deviates="the JPEG round trip, the Lanczos resize to 224 and the crop are left to the policy's own code",
+        mapping=_map(_OFT, "state", "instruction", jpeg=95, image_size=_SENT, resize="lanczos", crop=0.9),
+        deviates="JPEG files are read with the accurate transform, where TensorFlow takes the fast one",
     ),
     "lerobot": LiberoProtocol(
         horizons={**HORIZONS, "libero_spatial": 280},
@@ -91,7 +91,9 @@ def libero_protocol(name: str) -> LiberoProtocol:
     return PROTOCOLS[name]
 
 
-def libero_suite(suite: str, protocol: str = "openpi", trials: int = 50) -> tuple[SuiteTask, ...]:
+def libero_suite(
+    suite: str, protocol: str = "openpi", trials: int = 50, perturb: Sequence[str] = ()
+) -> tuple[SuiteTask, ...]:
     """Return a suite of LIBERO as rows for :func:`headrace.evaluate_suite`.
 
     Protocol and version of MuJoCo are settings of every task, so that they are part of its table's identity: tables of
@@ -101,9 +103,11 @@ def libero_suite(suite: str, protocol: str = "openpi", trials: int = 50) -> tupl
         suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
         protocol: a name of ``PROTOCOLS``.
         trials: episodes per task; episode i takes the i-th of 50 initial states.
+        perturb: what differs from the benchmark: camera, light, texture, init, instruction.
     """
     rules, names = libero_protocol(protocol), libero_names(suite)
     check_count("trials", trials)
+    check_perturbations(perturb)
     settings: dict[str, object] = {
         "protocol": protocol,
         "mujoco": str(mujoco.__version__),
@@ -111,6 +115,7 @@ def libero_suite(suite: str, protocol: str = "openpi", trials: int = 50) -> tupl
         "pixels": rules.pixels,
         "gripper": rules.gripper,
         "episode_length": rules.horizons[suite],
+        **({"perturb": list(perturb)} if perturb else {}),
     }
     return tuple(
         SuiteTask(

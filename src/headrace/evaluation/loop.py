@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -14,19 +14,76 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.bridges.bridge_env import BridgeEnv
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import AnyEnv
-from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
-from headrace.evaluation._background_resets import BackgroundResets
-from headrace.evaluation._progress import EpisodeProgress
+from headrace.errors import HeadraceError, LifecycleError, PolicyError
 from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
-from headrace.evaluation.admission import Admission, Greedy, Immediate, QueueState, Synchronized, WholeBatchOnAny
 from headrace.evaluation.cfg import PlayCfg
-from headrace.evaluation.cursors import ChunkLengths, Cursors, EndlessPlan, EpisodePlan, TemporalEnsemble
+from headrace.evaluation.scheduling import (
+    Admission,
+    ChunkLengths,
+    Cursors,
+    EndlessPlan,
+    EpisodePlan,
+    Greedy,
+    Immediate,
+    QueueState,
+    Synchronized,
+    TemporalEnsemble,
+    WholeBatchOnAny,
+)
 from headrace.history.obs_history import ObsHistory
 from headrace.policies.engines import SECONDS_TO_END, Engine, Reply, Request
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, has_memory
 from headrace.types import Chunk, EpisodeEnds, Obs, Step
+
+if TYPE_CHECKING:
+    from headrace.evaluation.player import EpisodeProgress
+
+
+class BackgroundResets:
+    """Which slots wait for which episodes. They play none meanwhile: the loop goes on without them."""
+
+    def __init__(self, env: BridgeEnv) -> None:
+        self._env = env
+        self._episodes: dict[int, int] = {}
+        self.held: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
+        """bool (N,): slots that cannot act now, since a reset is under way in them or in their worker process."""
+
+    def __len__(self) -> int:
+        """How many slots wait."""
+        return len(self._episodes)
+
+    def begin(self, slots: NDArray[np.int64], episode_ids: NDArray[np.int64], patience: float) -> list[int]:
+        """Begin episodes in ``slots`` (m,); gives those that are ready at once.
+
+        A reset that takes no longer than a step, ``patience`` seconds, is waited for, so that slots that ended together
+        begin together. Not where others are under way: then resets take longer.
+        """
+        mask = np.zeros(self._env.num_envs, np.bool_)
+        mask[slots] = True
+        deadline = 0.0 if self._episodes else time.monotonic() + patience
+        self._env.begin_reset({"reset_mask": torch.from_numpy(mask), "episode_ids": torch.from_numpy(episode_ids)})
+        self._episodes.update(zip(slots.tolist(), episode_ids.tolist(), strict=True))
+        ready = self._ready(0.0)
+        while len(ready) < len(slots) and (left := deadline - time.monotonic()) > 0:
+            ready += self._ready(left)
+        return ready
+
+    def take(self, *, wait: bool) -> list[int]:
+        """Slots that have become ready; waits for one where nobody else can go on."""
+        return self._ready(None if wait else 0.0)
+
+    def pop(self, slots: list[int]) -> NDArray[np.int64]:
+        """Return the episodes (m,) that have begun in slots that are ready."""
+        return np.array([self._episodes.pop(slot) for slot in slots], np.int64)
+
+    def _ready(self, timeout: float | None) -> list[int]:
+        found = cast("list[int]", self._env.finish_resets(timeout).tolist())
+        self.held = self._env.resetting.cpu().numpy()
+        return found
+
 
 _RULES_IN_STEP = (Greedy, Immediate, Synchronized, WholeBatchOnAny)
 """Rules that infer all rows where all wait and none can act."""
@@ -84,7 +141,6 @@ class ChunkLoop:
             and self._history is None
             and ensemble is None
             and type(rule) in _RULES_IN_STEP
-            and not rule.holds
         )
         self._line: tuple[NDArray[np.int64], ChunkContext] | None = None
         """The slots (n,) that play in step, and what their policy is told; None where that has changed."""
@@ -105,8 +161,7 @@ class ChunkLoop:
         self._ended: list[tuple[int, str]] = []
         """Episodes whose end a policy with memory has not been told: id and instruction."""
         self._actions = torch.zeros((count, policy.action_dim), device=device)
-        """The action of each environment's last step: what a hold form repeats."""
-        self._hold_action = cfg.hold_action
+        """The action of each environment's last step."""
         self._on_step, self._on_episodes = on_step, on_episodes
         space = env.single_action_space
         self._chooses = isinstance(space, spaces.Discrete)
@@ -215,8 +270,6 @@ class ChunkLoop:
             self._instructions = self._env.instructions()
         self._line = None
         ids = torch.from_numpy(slots).to(self._env.device)
-        if self._rule.holds:
-            self._actions.index_fill_(0, ids, 0.0)
         if self._history is not None:
             self._history.begin(ids, self._env.observe(ids), self._env.num_envs)
 
@@ -228,7 +281,7 @@ class ChunkLoop:
         waiting = cursors.due
         if not waiting.any():
             return
-        can_act = cursors.has_action if self._rule.holds else cursors.has_action & ~waiting
+        can_act = cursors.has_action & ~waiting
         if self._resets:
             can_act &= ~self._resets.held
         queue = QueueState(
@@ -279,7 +332,7 @@ class ChunkLoop:
         reply = engine.poll(wait=True)
         if reply is None:
             raise LifecycleError("engine: expected a reply from poll(wait=True), got None")
-        actions = self._checked_answer(reply).select(1, 0)
+        actions = self._check_answer(reply).select(1, 0)
         if self._bounds is not None:
             actions.clamp_(*self._bounds)
         if everyone:
@@ -287,7 +340,7 @@ class ChunkLoop:
         else:
             self._actions.index_copy_(0, told.env_ids, actions)
         running = int(np.count_nonzero(cursors.running)) if self._resets else count
-        self._advance(self._unread, acted=count, planned=count, running=running)
+        self._advance(self._unread, acted=count, running=running)
 
     def _take_ended(self) -> EpisodeRows:
         """Episodes that a policy with memory can forget."""
@@ -336,11 +389,11 @@ class ChunkLoop:
                 env_ids=context.env_ids,
                 episode_ids=context.episode_ids,
                 index=context.chunk_index,
-                actions=self._checked_answer(reply),
+                actions=self._check_answer(reply),
             )
             self._counters.rows_discarded += asked - int(np.count_nonzero(self._cursors.load(chunk)))
 
-    def _checked_answer(self, reply: Reply) -> Tensor:
+    def _check_answer(self, reply: Reply) -> Tensor:
         """Return the chunks of a reply, (n, horizon, A) on the environment's device; counts what they cost."""
         answer, expected = reply.answer, reply.request.context.left_over.shape
         actions = answer.actions.to(self._env.device)
@@ -358,12 +411,9 @@ class ChunkLoop:
         return actions
 
     def _who_acts(self) -> NDArray[np.bool_]:
-        """bool (N,): with an action to play, and their next observation taken if it is due.
-
-        In hold forms everyone who runs.
-        """
+        """bool (N,): with an action to play, and their next observation taken if it is due."""
         cursors = self._cursors
-        acting = cursors.running if self._rule.holds else cursors.has_action & ~cursors.due
+        acting = cursors.has_action & ~cursors.due
         return acting & ~self._resets.held if self._resets else acting
 
     def _able(self) -> NDArray[np.bool_]:
@@ -373,8 +423,7 @@ class ChunkLoop:
 
     def _step(self, acting: NDArray[np.bool_]) -> None:
         self._let_act(acting)
-        planned = acting & self._cursors.has_action
-        slots = np.flatnonzero(planned)
+        slots = np.flatnonzero(acting)
         observe = self._unread
         if observe is not None and self._history is not None:
             observe = torch.from_numpy(self._will_be_read(acting, self._history.steps)).to(self._env.device)
@@ -385,26 +434,10 @@ class ChunkLoop:
             self._actions = actions
         else:
             self._actions.index_copy_(0, torch.from_numpy(slots).to(self._env.device), actions)
-        if self._rule.holds and len(slots) < np.count_nonzero(acting):
-            self._hold(np.flatnonzero(acting & ~planned))
-        acted, running = np.count_nonzero(acting), np.count_nonzero(self._cursors.running)
-        self._advance(observe, acted=int(acted), planned=len(slots), running=int(running))
+        self._advance(observe, acted=len(slots), running=int(np.count_nonzero(self._cursors.running)))
 
-    def _hold(self, slots: NDArray[np.int64]) -> None:
-        """Write the actions of ``slots`` (n,), which act without one of the policy's, over their last ones."""
-        ids, choice = torch.from_numpy(slots).to(self._env.device), self._hold_action
-        if not callable(choice):
-            if choice == "zero":
-                self._actions.index_fill_(0, ids, 0.0)
-            return
-        last = self._actions.index_select(0, ids)
-        chosen = choice(self._env.observe(ids), last)
-        if chosen.shape != last.shape:
-            raise ConfigError(f"hold_action: expected actions {tuple(last.shape)}, got {tuple(chosen.shape)}")
-        self._actions.index_copy_(0, ids, chosen.to(self._actions))
-
-    def _advance(self, observe: Tensor | None, *, acted: int, planned: int, running: int) -> None:
-        """Step with ``_actions``: of the ``running`` environments so many act, ``planned`` of them by the policy."""
+    def _advance(self, observe: Tensor | None, *, acted: int, running: int) -> None:
+        """Step with ``_actions``: of the ``running`` environments so many act."""
         env, counters = self._env, self._counters
         begin = time.perf_counter()
         step = env.step(self._actions[:, 0].long() if self._chooses else self._actions, observe=observe)
@@ -412,8 +445,7 @@ class ChunkLoop:
         if self._on_step is not None:
             self._on_step(step, seconds, acted)
         counters.batch_steps += 1
-        counters.env_steps += planned
-        counters.held_steps += acted - planned
+        counters.env_steps += acted
         counters.idle_steps += running - acted + len(self._resets or ())
         if self._history is not None:
             ids = torch.from_numpy(np.flatnonzero(~self._suspended & ~self._parked)).to(env.device)
@@ -436,8 +468,7 @@ class ChunkLoop:
 
     def _will_be_read(self, acting: NDArray[np.bool_], steps: int) -> NDArray[np.bool_]:
         """bool (N,): whose observation after this step will still be in a history of ``steps`` when a chunk is due."""
-        # a hold form may ask at any step
-        return acting if self._rule.holds else acting & (self._cursors.steps_to_due <= steps)
+        return acting & (self._cursors.steps_to_due <= steps)
 
     def _finish(self, ends: EpisodeEnds) -> None:
         """Write the table rows of ended episodes, and give their slots the next of the plan at once."""

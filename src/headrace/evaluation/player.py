@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -10,26 +11,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from headrace.envs.task import action_size
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
-from headrace.evaluation._background_resets import BackgroundResets
 from headrace.evaluation._journal import Header, Journal, circumstances, source_of
-from headrace.evaluation._progress import EpisodeProgress
 from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
-from headrace.evaluation.admission import make_admission
-from headrace.evaluation.cursors import ChunkLengths, EndlessPlan, EpisodePlan
-from headrace.evaluation.loop import ChunkLoop, OnStep
-from headrace.libraries.torch_state import library_run
-from headrace.policies.batching import Batching
-from headrace.policies.engines import EnginePolicy, InlineEngine, ProcessEngine, ThreadEngine, make_engine
+from headrace.evaluation.loop import BackgroundResets, ChunkLoop, OnStep
+from headrace.evaluation.scheduling import ChunkLengths, EndlessPlan, EpisodePlan, make_admission
+from headrace.libraries.training import library_run
+from headrace.policies.batching import Batching, choose_batching
+from headrace.policies.engines import EnginePolicy, InlineEngine, ThreadEngine, make_engine
+from headrace.policies.foreign import ForeignEngine, ForeignPolicy, ProcessEngine
 from headrace.policies.identity import policy_hash
 from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, task_of
-from headrace.policies.protocol import PolicyLike, as_chunk_policy
+from headrace.policies.preflight import PreflightRow, compare_features
+from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.policies.serving.remote_cfg import RemoteCfg
 from headrace.policies.step_policy import StepPolicy
-from headrace.policies.strictness import choose_batching
 
 if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv
@@ -38,6 +39,31 @@ if TYPE_CHECKING:
 
 OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
 """Receives the rows of episodes as they finish."""
+
+
+_REFRESH = 0.2
+
+
+class EpisodeProgress(Progress):
+    """Episodes done, env-steps per second and the running success rate, on standard error."""
+
+    def __init__(self, total: int, *, shown: bool = True) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        super().__init__(*columns, console=Console(stderr=True), transient=True, disable=not shown)
+        self._bar = self.add_task("episodes", total=total)
+        self._begun = time.perf_counter()
+        self._due = 0.0
+
+    def show(self, results: Sequence[EpisodeResult], env_steps: int) -> None:
+        """Show how far the loop is."""
+        now = time.perf_counter()
+        if self.disable or now < self._due:
+            return
+        self._due = now + _REFRESH
+        rate = env_steps / max(now - self._begun, 1e-9)
+        known = [result.success for result in results if result.success is not None]
+        success = f", {sum(known) / len(known):.0%} success" if known else ""
+        self.update(self._bar, completed=len(results), description=f"{rate:,.0f} env-steps/s{success}")
 
 
 class Player:
@@ -59,20 +85,9 @@ class Player:
             )
         check_seed(seed)
         rule = make_admission(cfg.admission)
-        if cfg.ensemble_decay is not None and rule.holds:
-            raise ConfigError(
-                f"ensemble_decay: expected a rule that suspends, got {rule}; a step with a hold action has no "
-                "prediction"
-            )
         for name in ("batching", "timeout"):
             if getattr(cfg, name) is not None and not isinstance(cfg.engine, str):
                 raise ConfigError(f"{name}: expected an engine by name with it, got an engine, which has its own")
-        if env.fidelity == "hold" and not (cfg.allow_hold or rule.holds or env.num_envs == 1):
-            raise ConfigError(
-                "evaluate: expected environments that stand still while suspended, got a bridge with fidelity 'hold': "
-                "theirs drift, and a policy would plan from old observations. Bridge single environments, or pass "
-                "save= and restore= to the bridge; allow_hold=True takes it as it is"
-            )
         formed = Batching.of(cfg.batching)
         strict_size = formed.strict_size if isinstance(cfg.engine, str) else cfg.engine.strict_size
         # an environment that does not state it has episodes that are functions of their ids
@@ -90,8 +105,10 @@ class Player:
             formed = choose_batching(self._policy, formed, env, cfg.timeout)
             self._engine, self._places = make_engine(cfg.engine, self._policy, formed, cfg.timeout), formed.places
         else:
-            self._engine = cfg.engine
+            self._engine, self._places = cfg.engine, getattr(cfg.engine, "places", None)
         self._env, self._cfg, self._rule, self._seed = env, cfg, rule, seed
+        self.preflight = compare_features(self._policy, env, _chunk_row(self._policy, self._lengths), cfg.mapping)
+        """What the policy states, compared with what the environment gives."""
         self.running: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
         """bool (N,): slots whose episode was not finished when the last :meth:`play` ended."""
 
@@ -104,6 +121,8 @@ class Player:
                 "rows of this one cannot be resumed or merged, since no other run repeats them"
             )
         cfg, policy_id = self._cfg, self._cfg.policy_id
+        if policy_id is None and isinstance(self._engine, ForeignEngine):
+            policy_id = self._engine.policy_hash or None
         if policy_id is None:
             if not isinstance(self._engine, (InlineEngine, ThreadEngine, ProcessEngine)):
                 raise ConfigError(
@@ -122,7 +141,7 @@ class Player:
                 "ensemble_decay": cfg.ensemble_decay,
                 "strict_size": self._engine.strict_size,
                 **({} if self._places in (None, "modulo") else {"places": self._places}),
-                "hold": str(self._rule) if self._rule.holds else None,
+                "hold": None,  # of rules of 0.2 that stepped who waited
                 "fidelity": self._env.fidelity,
                 "mapping": None if cfg.mapping is None else cfg.mapping.to_json(),
             }
@@ -149,9 +168,10 @@ class Player:
             clamp: cut actions to the bounds of the action space before they are played.
             on_step: called after each step of the batch.
         """
+        self.preflight.check()
         resets: BackgroundResets | None = None
         # only where rows are the same whenever a reset is done, so that the rows of a batch must not decide any of them
-        if getattr(self._env, "overlaps_resets", False) and self._engine.strict_size and not self._rule.holds:
+        if getattr(self._env, "overlaps_resets", False) and self._engine.strict_size:
             resets = BackgroundResets(cast("BridgeEnv", self._env))
         loop = ChunkLoop(
             self._env,
@@ -208,6 +228,14 @@ def _lengths(cfg: PlayCfg, horizon: int) -> ChunkLengths:
             f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, latency={cfg.latency}"
         )
     return ChunkLengths(horizon=horizon, execute=execute, offset=cfg.offset, latency=cfg.latency)
+
+
+def _chunk_row(policy: ChunkPolicy, lengths: ChunkLengths) -> PreflightRow:
+    """Return the line of a preflight about the lengths of chunks, which were checked when they were made."""
+    steps = f"{policy.obs_steps} observation" + ("s" if policy.obs_steps > 1 else "")
+    played = f"{lengths.execute} rows from row {lengths.offset} on"
+    played += f", {lengths.latency} steps late" if lengths.latency else ""
+    return PreflightRow(name="chunk", policy=f"{policy.horizon} rows from {steps}", environment=played, verdict="same")
 
 
 def play_plan(
@@ -289,6 +317,15 @@ def open_player(env: AnyEnv, policy: PolicySource | FoundPolicy, cfg: PlayCfg, s
         if isinstance(found.source, RemoteCfg) and cfg.timeout is not None:
             patience = min(cfg.timeout, found.source.reconnect)
             found = replace(found, source=replace(found.source, timeout=cfg.timeout, reconnect=patience))
+        if isinstance(found.source, ForeignPolicy):
+            formed = Batching.of(cfg.batching)
+            engine = ForeignEngine(
+                found.source, env, formed, horizon=cfg.horizon, mapping=cfg.mapping, timeout=cfg.timeout
+            )
+            stack.enter_context(closing(engine))
+            cfg = replace(cfg, engine=engine, batching=None, timeout=None)
+            yield stack.enter_context(closing(Player(env, engine.policy, cfg, seed)))
+            return
         loaded = build_policy(found, env, horizon=cfg.horizon, mapping=cfg.mapping)
         runs = loaded if found.kind == "remote" else found.source
         if isinstance(runs, EnginePolicy) and cfg.engine == "inline" and cfg.batching is None:
@@ -315,3 +352,5 @@ def check_engine(found: FoundPolicy, cfg: PlayCfg) -> None:
     """Reject an engine or batches for the policy of a server, which has its own."""
     if isinstance(found.source, RemoteCfg) and (cfg.engine != "inline" or cfg.batching is not None):
         raise ConfigError(f"engine, batching: expected none with {found.source.address}: a server has its own")
+    if isinstance(found.source, ForeignPolicy) and cfg.engine != "inline":
+        raise ConfigError(f"engine: expected none with {found.source.python}: it runs the policy beside the physics")

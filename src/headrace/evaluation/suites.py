@@ -1,7 +1,11 @@
-"""``headrace.evaluation.evaluate_suite``: several tasks, with their seeds and instructions, evaluated as one plan."""
+"""``headrace.evaluation.evaluate_suite``: several tasks, with their seeds and instructions, evaluated as one plan.
+
+MetaWorld's MT50 and PushT are suites that run over the bridge in an interpreter of their own.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -9,19 +13,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import headrace.bridges
 from headrace.envs.recipe import EnvRecipe, check_count
-from headrace.errors import ConfigError, UnknownNameError
-from headrace.evaluation._result import EpisodeResult, Evaluation
+from headrace.errors import ConfigError, DataError, UnknownNameError
+from headrace.evaluation._result import EpisodeResult, Evaluation, number_text, percent_text
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.evaluation.evaluating import NUM_ENVS, evaluate
-from headrace.files import check_new
+from headrace.files import check_new, read_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.policies.load_policy import PolicySource
-    from headrace.statistics import Interval
 
+PYTHON_VARIABLE = "HEADRACE_BENCHMARKS_PYTHON"
+"""The interpreter that has them; by default ``.venv-benchmarks/bin/python`` in the working directory."""
+_ENTRY = Path(headrace.bridges.__file__).parent / "benchmark_entry.py"
+_WORDS = """assembly basketball bin-picking box-close button-press-topdown button-press-topdown-wall button-press
+button-press-wall coffee-button coffee-pull coffee-push dial-turn disassemble door-close door-lock door-open door-unlock
+drawer-close drawer-open faucet-close faucet-open hammer hand-insert handle-press-side handle-press handle-pull-side
+handle-pull lever-pull peg-insert-side peg-unplug-side pick-out-of-hole pick-place pick-place-wall plate-slide-back-side
+plate-slide-back plate-slide-side plate-slide push-back push push-wall reach reach-wall shelf-place soccer stick-pull
+stick-push sweep-into sweep window-close window-open"""
+BENCHMARKS = {"metaworld_mt50": tuple(f"{word}-v3" for word in _WORDS.split()), "pusht": ("pusht",)}
+"""Suite → its tasks."""
+_PIXELS = {"metaworld_mt50": 480, "pusht": 96}
 _KEYS = ("task", "name", "overrides", "instruction", "episodes", "seeds")
 
 
@@ -29,8 +45,8 @@ _KEYS = ("task", "name", "overrides", "instruction", "episodes", "seeds")
 class SuiteTask:
     """One row of a suite."""
 
-    task: str
-    """A task name, ``module:NAME``, or ``gym:ID``."""
+    task: str | EnvRecipe
+    """A task name, ``module:NAME``, ``gym:ID``, or a recipe of one environment."""
     name: str
     """Of the row, and of its files; unique in a suite."""
     overrides: Mapping[str, object]
@@ -62,14 +78,14 @@ class SuiteResult:
 
     def of_task(self, name: str) -> Evaluation:
         """All seeds of a row as one evaluation, whose rows are in the order of seeds and ids."""
-        return self._pooled([task for task in self.tasks if task.name == name])
+        return self._pool([task for task in self.tasks if task.name == name])
 
     @property
     def total(self) -> Evaluation:
         """All episodes together."""
-        return self._pooled(self.tasks)
+        return self._pool(self.tasks)
 
-    def _pooled(self, tasks: tuple[SuiteTask, ...] | list[SuiteTask]) -> Evaluation:
+    def _pool(self, tasks: tuple[SuiteTask, ...] | list[SuiteTask]) -> Evaluation:
         """Rates and intervals over the episodes of several plans; ids are counted through, since seeds repeat them."""
         from headrace.evaluation._result_files import total_counters
 
@@ -118,8 +134,8 @@ def read_suite(path: str | Path) -> tuple[SuiteTask, ...]:
     """
     path = Path(path)
     try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        data = tomllib.loads(read_text(path.resolve()))
+    except (DataError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: expected a suite, a TOML file with [[task]] tables, got: {error}") from error
     rows = data.pop("task", None)
     shared = {"episodes": data.pop("episodes", 100), "seeds": data.pop("seeds", [0])}
@@ -164,7 +180,9 @@ def evaluate_suite(
         ``parts`` (an Evaluation per task and seed), ``of_task(name)``, ``total``, ``unfinished``, ``summary()``.
     """
     tasks = suite if isinstance(suite, tuple) else read_suite(suite)
-    saved, book = None if output is None else Path(output), JournalCfg.of(journal)
+    saved, book = None if output is None else Path(output), journal
+    if isinstance(book, (str, Path)):
+        book = JournalCfg(path=book)
     check_new(saved, "output")
     if book is not None:
         Path(book.path).mkdir(parents=True, exist_ok=True)
@@ -174,7 +192,7 @@ def evaluate_suite(
         if saved is not None:
             (saved / place).mkdir(parents=True)
         found = evaluate(
-            EnvRecipe.of(task.task, NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=task.overrides),
+            _recipe(task, seed, num_envs, threads),
             policy,
             episodes=task.episodes,
             play=replace(play, instruction=task.instruction),
@@ -187,6 +205,12 @@ def evaluate_suite(
         if found.interrupt is not None:
             break
     return SuiteResult(tasks=tasks, parts=parts)
+
+
+def _recipe(task: SuiteTask, seed: int, num_envs: int | None, threads: int | None) -> EnvRecipe:
+    if isinstance(task.task, EnvRecipe):
+        return task.task.replace(num_envs=num_envs or NUM_ENVS, seed=seed, workers=threads)
+    return EnvRecipe.of(task.task, NUM_ENVS, num_envs=num_envs, seed=seed, threads=threads, overrides=task.overrides)
 
 
 def _task(path: Path, row: dict[str, Any]) -> SuiteTask:
@@ -218,11 +242,35 @@ def _task(path: Path, row: dict[str, Any]) -> SuiteTask:
 
 
 def _figures(found: Evaluation) -> tuple[str, str, str, str]:
-    def shown(interval: Interval | None, form: str) -> str:
-        if interval is None:
-            return "–"
-        return f"{interval.value:{form}}  [{interval.low:{form}}, {interval.high:{form}}]"
-
     length = "–" if found.mean_length is None else f"{found.mean_length:.1f}"
     count = f"{len(found.episodes)}" + (f" of {found.planned}" if found.unfinished else "")
-    return count, shown(found.success_rate, ".1%"), shown(found.mean_reward, ".2f"), length
+    return count, percent_text(found.success_rate), number_text(found.mean_reward), length
+
+
+def benchmark_suite(name: str, trials: int = 50, pixels: int | None = None) -> tuple[SuiteTask, ...]:
+    """Return ``metaworld_mt50`` or ``pusht`` as rows for :func:`headrace.evaluate_suite`.
+
+    Observations have LeRobot's keys: ``observation.state`` and ``observation.image``, which is drawn when it is read,
+    and all numbers as ``observation.environment_state``. Episodes are functions of their ids.
+
+    Args:
+        name: a key of ``BENCHMARKS``.
+        trials: episodes per task.
+        pixels: side of the pictures, 0 for none; None for LeRobot's, 480 and 96.
+    """
+    check_count("trials", trials)
+    python = Path(os.environ.get(PYTHON_VARIABLE) or ".venv-benchmarks/bin/python")
+    if not python.is_file():
+        raise ConfigError(
+            f"{name}: expected an interpreter that has it, got {python}: no such file; run "
+            f"scripts/setup_simulators.sh benchmarks, or set {PYTHON_VARIABLE}"
+        )
+    side = _PIXELS[name] if pixels is None else pixels
+
+    def row(task: str) -> SuiteTask:
+        recipe = EnvRecipe(
+            f"entry:{_ENTRY}:make", python=str(python.absolute()), overrides={"name": task, "pixels": side}
+        )
+        return SuiteTask(task=recipe, name=task, overrides={}, instruction=None, episodes=trials, seeds=(0,))
+
+    return tuple(map(row, BENCHMARKS[name]))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace._kernels.compiled import helper, kernel, kernel_threads, run
+from headrace._kernels.compiled import helper, kernel, run
 from headrace.errors import DeviceError, DtypeError, ShapeError, UnknownNameError
 from headrace.history.output import fresh
 
@@ -37,8 +37,6 @@ _PERIOD = 192
 """About how many values are summed side by side, a whole number of pixels: a few vector registers."""
 _ROUNDS = 257
 """255 · 257 = 65535: so many uint8 fit into a uint16 sum."""
-_TILE = 1 << 16
-"""Values per tile of a large image, so that a few images keep every thread busy."""
 _SHARE = 1 << 15
 """Waking a thread takes longer than normalizing fewer values than this."""
 
@@ -71,10 +69,6 @@ def normalize_into(x: Tensor, out: Tensor, channels: Channels) -> None:
         target.copy_((exact - exact.mean((1, 2), keepdim=True)) / 255)
     elif x.device.type == "cpu":
         normalize_cpu(source, target)
-    elif x.device.type == "cuda":
-        from headrace.history._warp import normalize_warp  # an extra, loaded on use
-
-        normalize_warp(source, target)
     else:
         normalize_torch(source, target)
 
@@ -89,7 +83,7 @@ def _as_images(x: Tensor, channels: Channels) -> Tensor:
 
 
 def normalize_torch(x: Tensor, out: Tensor) -> None:
-    """Compute the reference of the compiled versions, which other devices run; the same bits.
+    """Compute what :func:`normalize_cpu` does, on any device: the same bits.
 
     Args:
         x: uint8 (images, height, width, channels) on a device with float64, any strides.
@@ -99,10 +93,10 @@ def normalize_torch(x: Tensor, out: Tensor) -> None:
     step = max(1, _CHUNK_VALUES // max(1, pixels * x.shape[3]))
     for first in range(0, x.shape[0], step):
         part = x[first : first + step]
-        sums = part.long().sum((1, 2), keepdim=True)
+        sums = part.sum((1, 2), keepdim=True, dtype=torch.int64)
         whole = sums.div(pixels, rounding_mode="floor")
         fraction = (sums - whole * pixels).double() / pixels
-        out[first : first + step] = ((part.double() - whole) - fraction) * RECIPROCAL
+        out[first : first + step] = torch.sub(part, whole.double()).sub_(fraction).mul_(RECIPROCAL)
 
 
 def normalize_cpu(x: Tensor, out: Tensor) -> None:
@@ -115,33 +109,25 @@ def normalize_cpu(x: Tensor, out: Tensor) -> None:
     if x.shape[0] == 0:
         return
     _, height, width, channels = x.shape
-    pixels = height * width
     if _is_channel_last(x) and _is_channel_last(out):
         planes, unit_channels = 1, channels
     elif _is_channel_first(x) and _is_channel_first(out):
         planes, unit_channels = channels, 1
     else:
-        run(_normalize_strided, x.shape[0] * channels, x.numpy(), out.numpy(), min_rows=_SHARE // pixels + 1)
+        found = torch.empty(out.shape)
+        normalize_cpu(x.contiguous(), found)
+        out.copy_(found)
         return
-    size = pixels * unit_channels
-    within = np.arange(planes) * size
+    size = height * width * unit_channels
+    within, least = np.arange(planes) * size, _SHARE // size + 1
     starts, places = ((np.arange(x.shape[0])[:, None] * images.stride(0) + within).reshape(-1) for images in (x, out))
-    _normalize_units(_flat(x), _flat(out), starts, places, pixels, unit_channels)
+    shape = height * width, unit_channels, group_pixels(height * width, unit_channels)
+    run(_write_units, len(starts), _flat(x), _flat(out), starts, places, *shape, min_rows=least)
 
 
-def normalize_rows(x: Tensor, out: Tensor, source: _Longs, target: _Longs) -> None:
-    """Write the normalized images of row ``source[i]`` of ``x`` into row ``target[i]`` of ``out``.
-
-    Args:
-        x: uint8 (N, images, height, width, channels) on the CPU, contiguous; every size at least 1.
-        out: float32 (M, images, height, width, channels), contiguous; shares no memory with ``x``.
-        source: (n,), in range.
-        target: (n,), in range and distinct.
-    """
-    _, images, height, width, channels = x.shape
-    pixels, within = height * width, np.arange(images)
-    starts, places = (((rows[:, None] * images + within) * pixels * channels).reshape(-1) for rows in (source, target))
-    _normalize_units(_flat(x), _flat(out), starts, places, pixels, channels)
+def group_pixels(pixels: int, channels: int) -> int:
+    """Return how many pixels the kernels sum and write side by side."""
+    return max(1, min(_PERIOD // channels, pixels))
 
 
 def _is_channel_last(images: Tensor) -> bool:
@@ -152,26 +138,6 @@ def _is_channel_first(images: Tensor) -> bool:
     return images[0].permute(2, 0, 1).is_contiguous()
 
 
-def _normalize_units(
-    source: _Bytes, target: _Floats, starts: _Longs, places: _Longs, pixels: int, channels: int
-) -> None:
-    """Normalize units, each ``pixels`` of ``channels`` side by side: a channel-last image, or a channel-first plane.
-
-    Unit i begins at ``starts[i]`` of ``source`` and goes to ``places[i]`` of ``target``.
-    """
-    units, size = len(starts), pixels * channels
-    group = max(1, min(_PERIOD // channels, pixels))
-    if size <= _TILE or units >= 4 * kernel_threads():
-        run(_write_units, units, source, target, starts, places, pixels, channels, group, min_rows=_SHARE // size + 1)
-        return
-    # a few large ones: each is shared out over the threads
-    tile_pixels = max(1, _TILE // channels)
-    tiles = -(-pixels // tile_pixels)
-    sums = np.empty((units, tiles, channels), np.int64)
-    run(_sum_tiles, units * tiles, source, sums, starts, pixels, tile_pixels, group)
-    run(_write_tiles, units * tiles, source, target, sums, starts, places, pixels, tile_pixels, group)
-
-
 def _flat(images: Tensor) -> npt.NDArray[Any]:
     """Return all memory that the images span, as one contiguous dimension."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True))
@@ -179,7 +145,7 @@ def _flat(images: Tensor) -> npt.NDArray[Any]:
 
 
 @helper
-def _add_sums(values: _Bytes, channels: int, group: int, sums: _Longs) -> None:
+def add_sums(values: _Bytes, channels: int, group: int, sums: _Longs) -> None:
     """Add the values of each channel to ``sums``; values are pixels of ``channels`` side by side."""
     period = group * channels
     columns = np.empty(period, np.uint16)
@@ -201,7 +167,7 @@ def _add_sums(values: _Bytes, channels: int, group: int, sums: _Longs) -> None:
 
 
 @helper
-def _write(values: _Bytes, target: _Floats, sums: _Longs, pixels: int, group: int) -> None:
+def write_normalized(values: _Bytes, target: _Floats, sums: _Longs, pixels: int, group: int) -> None:
     """target = ((values − m) − f)/255; the mean is laid out for ``group`` pixels so that the inner loop is a vector."""
     channels = sums.shape[0]
     period = group * channels
@@ -236,77 +202,17 @@ def _write_units(
     channels: int,
     group: int,
 ) -> None:
-    """Sum each unit, then write it while it is in the cache."""
+    """Sum each unit, then write it while it is in the cache.
+
+    A unit is ``pixels`` of ``channels`` side by side: a channel-last image, or a channel-first plane. Unit i begins at
+    ``starts[i]`` of ``source`` and goes to ``places[i]`` of ``target``.
+    """
     size = pixels * channels
     for unit in range(start, stop):
         here, to = starts[unit], places[unit]
         sums = np.zeros(channels, np.int64)
-        _add_sums(source[here : here + size], channels, group, sums)
-        _write(source[here : here + size], target[to : to + size], sums, pixels, group)
-
-
-@kernel()
-def _sum_tiles(
-    start: int, stop: int, source: _Bytes, sums: _Longs, starts: _Longs, pixels: int, tile_pixels: int, group: int
-) -> None:
-    _, tiles, channels = sums.shape
-    for n in range(start, stop):
-        unit, first = n // tiles, n % tiles * tile_pixels
-        last = min(first + tile_pixels, pixels)
-        here = starts[unit]
-        partial = np.zeros(channels, np.int64)
-        _add_sums(source[here + first * channels : here + last * channels], channels, group, partial)
-        sums[unit, n % tiles] = partial
-
-
-@kernel()
-def _write_tiles(
-    start: int,
-    stop: int,
-    source: _Bytes,
-    target: _Floats,
-    sums: _Longs,
-    starts: _Longs,
-    places: _Longs,
-    pixels: int,
-    tile_pixels: int,
-    group: int,
-) -> None:
-    _, tiles, channels = sums.shape
-    for n in range(start, stop):
-        unit, first = n // tiles, n % tiles * tile_pixels
-        last = min(first + tile_pixels, pixels)
-        here, to = starts[unit], places[unit]
-        total = np.zeros(channels, np.int64)
-        for t in range(tiles):
-            for c in range(channels):
-                total[c] += sums[unit, t, c]
-        _write(
-            source[here + first * channels : here + last * channels],
-            target[to + first * channels : to + last * channels],
-            total,
-            pixels,
-            group,
-        )
-
-
-@kernel()
-def _normalize_strided(start: int, stop: int, x: _Bytes, out: _Floats) -> None:
-    """Any strides, (images, height, width, channels); a row is one channel of one image."""
-    _, height, width, channels = x.shape
-    pixels = height * width
-    for n in range(start, stop):
-        plane = x[n // channels, :, :, n % channels]
-        to = out[n // channels, :, :, n % channels]
-        total = np.int64(0)
-        for h in range(height):
-            for w in range(width):
-                total += np.int64(plane[h, w])
-        m = np.float64(total // pixels)
-        f = np.float64(total % pixels) / np.float64(pixels)
-        for h in range(height):
-            for w in range(width):
-                to[h, w] = np.float32(((np.float64(plane[h, w]) - m) - f) * RECIPROCAL)
+        add_sums(source[here : here + size], channels, group, sums)
+        write_normalized(source[here : here + size], target[to : to + size], sums, pixels, group)
 
 
 def can_normalize(dtype: torch.dtype) -> bool:
@@ -317,9 +223,9 @@ def can_normalize(dtype: torch.dtype) -> bool:
 def normalize_image(x: Tensor, *, channels: Channels = "last", out: Tensor | None = None) -> Tensor:
     """x/255 minus the mean over the pixels, for each image and channel apart.
 
-    One fused pass: numba on the CPU, Warp on CUDA (extra ``warp``), plain torch on other devices with float64; all give
-    the same bits, within 1 ulp of the exact value for pictures of any size. Channels do not mix, so normalizing a
-    stack of frames equals, bit for bit, stacking normalized frames. Floating point pictures, with values from 0 to 255,
+    One fused pass of numba on the CPU, plain torch on other devices with float64; both give the same bits, within 1 ulp
+    of the exact value for pictures of any size. Channels do not mix, so normalizing a stack of frames equals, bit for
+    bit, stacking normalized frames. Floating point pictures, with values from 0 to 255,
     are normalized in plain torch, in float64.
 
     Args:

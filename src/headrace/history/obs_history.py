@@ -12,30 +12,13 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
+from headrace.history._buffers import CircularBuffer
 from headrace.history._normalize import Channels, normalize_image
 from headrace.history.output import fresh
 from headrace.types import Obs
 
-ColorKind: TypeAlias = Literal[
-    "rgb",
-    "gray",
-    "rgba",
-    "albedo",
-    "simple_shading_constant_diffuse",
-    "simple_shading_diffuse_mdl",
-    "simple_shading_full_mdl",
-]
-DistanceKind: TypeAlias = Literal["depth", "distance_to_image_plane", "distance_to_camera"]
-SegmentationKind: TypeAlias = Literal[
-    "segmentation", "semantic_segmentation", "instance_segmentation", "instance_id_segmentation"
-]
-ImageKind: TypeAlias = ColorKind | DistanceKind | SegmentationKind | Literal["normals", "motion_vectors"]
+ImageKind: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
 """What the channels of an image mean."""
-
-COLORS: frozenset[str] = frozenset(get_args(ColorKind))
-DISTANCES: frozenset[str] = frozenset(get_args(DistanceKind))
-SEGMENTATIONS: frozenset[str] = frozenset(get_args(SegmentationKind))
-_KINDS = COLORS | DISTANCES | SEGMENTATIONS | {"normals", "motion_vectors"}
 
 
 def image_observation(
@@ -49,17 +32,16 @@ def image_observation(
 ) -> Tensor:
     """Return the observation that belongs to one camera output; never written into the camera's own memory.
 
-    The kinds of :class:`~headrace.envs.ImageSpec` and those of Isaac Lab. An environment's own image groups hold the
-    same numbers.
+    The kinds of :class:`~headrace.envs.ImageSpec`, whose groups hold the same numbers; Isaac Lab's are those of
+    ``headrace.compat.isaaclab.normalize_camera_image``.
 
     | kind | input | observation |
     |---|---|---|
-    | rgb, gray, rgba, albedo, simple_shading_* | uint8, or float 0–255 | x/255 minus its mean (``normalize_image``) |
-    | depth, distance_to_* | float | NaN and ±infinity become ``missing``; with ``max_depth``, clipped and in [0, 1] |
+    | rgb, gray | uint8, or float 0–255 | x/255 minus its mean (``normalize_image``) |
+    | depth | float | NaN and ±infinity become ``missing``; with ``max_depth``, clipped and in [0, 1] |
     | normals | float in [−1, 1] | (x + 1)/2 |
-    | segmentation, *_segmentation | uint8 | as colors |
-    | segmentation, *_segmentation | integer ids | unchanged |
-    | motion_vectors | float | unchanged |
+    | segmentation | uint8 | as colors |
+    | segmentation | integer ids | unchanged |
 
     Args:
         kind: what the camera output is.
@@ -73,28 +55,26 @@ def image_observation(
     Returns:
         Memory that the receiver owns (but for ``clone=False``).
     """
-    if kind not in _KINDS:
-        raise UnknownNameError("kind of image", kind, _KINDS)
+    if kind not in get_args(ImageKind):
+        raise UnknownNameError("kind of image", kind, get_args(ImageKind))
     if not isinstance(image, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be untyped)
         raise DtypeError(f"image: expected a torch tensor, got {type(image).__name__}; use torch.as_tensor")
     if channels not in get_args(Channels):
         raise UnknownNameError("channels", str(channels), get_args(Channels))
     for name, value in (("missing", missing), ("max_depth", max_depth)):
-        if kind not in DISTANCES and value is not None:
+        if kind != "depth" and value is not None:
             raise ConfigError(f"{name}: only distances have one, not {kind!r}; leave it out")
-    if kind in COLORS or (kind in SEGMENTATIONS and image.dtype == torch.uint8):
+    if kind in ("rgb", "gray") or (kind == "segmentation" and image.dtype == torch.uint8):
         return normalize_image(image, channels=channels)
-    if kind in SEGMENTATIONS:
+    if kind == "segmentation":
         if image.is_floating_point() or image.is_complex() or image.dtype == torch.bool:
             raise DtypeError(f"{kind}: expected uint8 colors or integer ids, got {image.dtype}")
         return image.clone() if clone else image
     if not image.is_floating_point():
         raise DtypeError(f"{kind}: expected a floating point image, got {image.dtype}")
-    if kind in DISTANCES:
+    if kind == "depth":
         return _distance(image, 0.0 if missing is None else missing, max_depth)
-    if kind == "normals":
-        return torch.add(image, 1.0, out=fresh(tuple(image.shape), image.dtype, image.device)).mul_(0.5)
-    return image.clone() if clone else image
+    return torch.add(image, 1.0, out=fresh(tuple(image.shape), image.dtype, image.device)).mul_(0.5)
 
 
 def _distance(image: Tensor, missing: float, max_depth: float | None) -> Tensor:
@@ -107,9 +87,6 @@ def _distance(image: Tensor, missing: float, max_depth: float | None) -> Tensor:
     return out if max_depth is None else out.clamp_(0.0, max_depth).div_(max_depth)
 
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
 class ObsHistory:
     """Owns the newest ``steps`` observations of N environments, group → (N, steps, …), oldest first.
 
@@ -118,27 +95,21 @@ class ObsHistory:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self._kept: Obs = {}
+        self._kept: dict[str, CircularBuffer] = {}
 
     def begin(self, ids: Tensor, obs: Obs, num_envs: int) -> None:
         """Start with the first observations (m, …) of ``ids`` (m,)."""
         for name, values in obs.items():
             if name not in self._kept:
-                shape = (num_envs, self.steps, *values.shape[1:])
-                self._kept[name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
-            _signed(self._kept[name])[ids] = _signed(values)[:, None]
+                self._kept[name] = CircularBuffer(self.steps, num_envs, values.device)
+            self._kept[name].reset(ids)
+            self._kept[name].append(values, ids)
 
     def push(self, ids: Tensor, obs: Obs) -> None:
         """Append the observations (n, …) of ``ids`` (n,)."""
         for name, values in obs.items():
-            kept = _signed(self._kept[name])
-            kept[ids] = torch.cat((kept[ids, 1:], _signed(values)[:, None]), dim=1)
+            self._kept[name].append(values, ids)
 
     def rows(self, ids: Tensor) -> Obs:
         """Return (n, steps, …) of ``ids`` (n,), fresh."""
-        return {name: kept.index_select(0, ids) for name, kept in self._kept.items()}
-
-
-def _signed(values: Tensor) -> Tensor:
-    """Return the same memory in a type whose rows torch can assign: of unsigned types it can those of uint8 alone."""
-    return values.view(_SIGNED[values.dtype]) if values.dtype in _SIGNED else values
+        return {name: kept.take(ids) for name, kept in self._kept.items()}

@@ -1,8 +1,7 @@
-"""Frames kept in memory from oldest to newest, so that a stack of them is a plain view.
+"""The newest K frames of every environment, and how they become observations.
 
-A ring would save the move of K − 1 frames per append, but its newest K frames are contiguous only while every
-environment is at the same position; one partial append breaks that. Here the frames of the appended environments
-move one slot down instead. With small frames that is a copy within the cache.
+Frames lie in a ring, each in one piece: an append writes one frame and moves none, and a read gathers them straight
+into the observation, oldest to newest.
 """
 
 from __future__ import annotations
@@ -14,9 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace import _device
 from headrace._kernels.compiled import helper, kernel, run
-from headrace.history._normalize import Channels, normalize_into, normalize_rows
+from headrace._kernels.words import load4, store2, store4, store8
+from headrace.history._normalize import (
+    Channels,
+    add_sums,
+    group_pixels,
+    normalize_into,
+    write_normalized,
+)
 from headrace.history.output import fresh, lasting_zeros
 from headrace.ids import EnvRows, over
 from headrace.types import StackSpec
@@ -25,16 +30,17 @@ _Bytes = npt.NDArray[np.uint8]
 _Longs = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 
-_PIECE = 1024
 _SHARE_BYTES = 1 << 17
 """Waking a thread takes longer than moving less than this."""
 _COPY_BYTES = 1 << 21
 """The fewest bytes for a thread that copies: observations come in step with an environment that has work for every
 core, and waking a thread on a busy machine costs more than it saves."""
+_NORMALIZE_BYTES = 1 << 15
+"""Waking a thread takes longer than normalizing fewer."""
 
 
 class OrderedFrames:
-    """Owner of ``data``: (N, *frame_shape[:axis], K, *frame_shape[axis:]), zeros at first.
+    """Owner of the K newest frames of N environments, zeros at first: a ring each, and which place shows which frame.
 
     Everything but ``data`` itself is given or returned as rows of frames; see each method for who owns them.
     """
@@ -49,134 +55,167 @@ class OrderedFrames:
         device: torch.device,
     ) -> None:
         self.length = length
+        self.num_envs = num_envs
+        self.device = device
         self.axis = axis
+        self.dtype = dtype
+        """Of a frame."""
+        self.shape = (num_envs, *frame_shape[:axis], length, *frame_shape[axis:])
+        """Of ``data``."""
         self._groups = math.prod(frame_shape[:axis])
         self._inner_bytes = math.prod(frame_shape[axis:]) * dtype.itemsize
-        self._env_bytes = self._groups * self._inner_bytes * length
-        self.data = lasting_zeros((num_envs, *frame_shape[:axis], length, *frame_shape[axis:]), dtype, device)
+        self._on_cpu = device.type == "cpu"
+        # on a device one place more: rows outside a mask are written there, since finding the others would wait
+        self._memory = lasting_zeros((num_envs, length + (not self._on_cpu), *frame_shape), dtype, device)
+        self.nbytes = self._memory.nbytes
+        """Bytes of frames held, without those of ``data``."""
+        self._places = lasting_zeros((num_envs, length), torch.int64, device).copy_(torch.arange(length, device=device))
+        """Which place of its ring each frame is in, oldest to newest; after a reset all may show one."""
+        self._head = lasting_zeros((num_envs,), torch.int64, device).fill_(length - 1)
+        """The place that was written last."""
+        self._all = torch.arange(num_envs, device=device)
+        self._view: Tensor | None = None
+        self._viewed = False
+
+    @property
+    def like(self) -> Tensor:
+        """(N, *frame_shape), to look at shape and dtype alone."""
+        return self._memory[:, 0]
+
+    @property
+    def data(self) -> Tensor:
+        """(N, *frame_shape[:axis], K, *frame_shape[axis:]), oldest to newest.
+
+        A block that is brought up to date when it is read here: always the same one.
+        """
+        if self._view is None:
+            self._view = lasting_zeros(self.shape, self.dtype, self._memory.device)
+        if not self._viewed:
+            if self._on_cpu:
+                self.gather(None, self._view, None)
+            else:
+                self._view.copy_(self.take(EnvRows(self.num_envs, None, None)))
+            self._viewed = True
+        return self._view
 
     @property
     def frames(self) -> Tensor:
         """(N, K, *frame_shape), oldest to newest: a view of ``data``."""
         return self.data.movedim(self.axis + 1, 1)
 
-    def push(self, rows: Tensor | None, where: EnvRows, *, by: Tensor, fill: Tensor) -> None:
-        """Move the frames of some environments down and write the newest.
+    def take(self, where: EnvRows) -> Tensor:
+        """Return the rows of ``data`` that a call addresses, full ones with a mask; fresh."""
+        ids = self._all if where.ids is None or where.mask is not None else where.ids
+        if self._on_cpu:
+            out = torch.empty((ids.shape[0], *self.shape[1:]), dtype=self.dtype)
+            self.gather(ids, out, None)
+            return out
+        return self._memory[ids[:, None], self._places[ids]].movedim(1, self.axis + 1).contiguous()
+
+    def load(self, data: Tensor) -> None:
+        """Replace all frames by those of ``data``, as :attr:`data` has them."""
+        self._viewed = False
+        self._head.fill_(self.length - 1)
+        self._places.copy_(torch.arange(self.length, device=self.device))
+        self._memory[:, : self.length].copy_(data.movedim(self.axis + 1, 1))
+
+    def clear(self, where: EnvRows) -> None:
+        """Make the frames of some environments zero."""
+        self._viewed = False
+        where.fill(self._memory, 0)
+
+    def pick(self, envs: Tensor, slots: Tensor) -> Tensor:
+        """Return frames (m, *frame_shape): those in ``slots``, int64 (m,), of ``envs``, int64 (m,); fresh."""
+        places = self._places[envs, slots]
+        if not self._on_cpu:
+            return self._memory[envs, places]
+        # not by torch, whose threads cost more than the copy where other threads are awake
+        rows = as_bytes(self._memory).reshape(self.num_envs * self.length, -1)
+        found = torch.from_numpy(rows[(envs * self.length + places).numpy()])
+        return found.view(self.dtype).view(len(places), *self._memory.shape[2:])
+
+    def push(self, rows: Tensor, where: EnvRows, *, fill: Tensor) -> None:
+        """Append a frame of some environments.
 
         Args:
-            rows: (row_count, *frame_shape); None only moves, and what is in the slots that become free means nothing:
-                ``write`` fills them.
+            rows: (row_count, *frame_shape).
             where: the environments, and how ``rows`` line up with them.
-            by: int64 (N,), at least 1 where addressed: how many slots to move; slots in between are zeroed.
-            fill: bool (N,): environments whose every slot becomes the new frame.
+            fill: bool (N,): environments whose every frame becomes the new one.
         """
-        if _device.has_warp(self.data.device):
-            from headrace.history._warp import push_warp  # an extra, loaded on use
-
-            given = None if rows is None else self._apart(rows)
-            sizes = {"inner_bytes": self._inner_bytes, "length": self.length}
-            push_warp(self.data, given, where.ids, where.mask, by, fill, **sizes)
+        self._viewed = False
+        if self._on_cpu:
+            ids = (self._all if where.ids is None else where.ids).numpy()
+            source = ids if where.mask is not None else np.arange(len(ids))
+            rings, tables = as_bytes(self._memory), (self._places.numpy(), self._head.numpy())
+            run(_push, len(ids), rings, as_bytes(rows), ids, source, fill.numpy(), *tables, min_rows=self._share)
             return
-        if self.data.device.type != "cpu":
-            mask = where.mask
-            if mask is None and where.ids is not None:
-                mask = torch.zeros(where.num_envs, dtype=torch.bool, device=self.data.device)
-                mask.index_fill_(0, where.ids, True)
-                if rows is not None:
-                    full = torch.empty((where.num_envs, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-                    rows = full.index_copy_(0, where.ids, rows)
-            self._move(self.data, rows, by, fill, mask)
-            return
-        ids = np.arange(where.num_envs) if where.ids is None else where.ids.numpy()
-        data = as_bytes(self.data)
-        new = as_bytes(self._apart(rows)) if rows is not None else np.empty((0, 0), np.uint8)
-        run(
-            _push,
-            len(ids),
-            data,
-            new,
-            ids,
-            np.arange(len(ids)) if where.mask is None else ids,
-            by.numpy(),
-            fill.numpy(),
-            self._groups,
-            self._inner_bytes,
-            self.length,
-            min_rows=_SHARE_BYTES // max(self._env_bytes, 1) + 1,
-        )
+        head = (where.select(self._head) + 1) % self.length
+        shown = torch.cat((where.select(self._places)[:, 1:], head[:, None]), dim=1)
+        where.write(self._places, torch.where(where.select(fill)[:, None], head[:, None], shown))
+        where.write(self._head, head)
+        place = head if where.mask is None else head.where(where.mask, self.length)
+        self._memory[where.select(self._all), place] = rows
 
-    def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor, source: Tensor | None = None) -> None:
-        """Put frames into slots, int64 (m,), of environments, int64 (m,); no slot twice.
+    def make_room(self, ids: Tensor, by: Tensor) -> None:
+        """Drop the ``by`` (n,) oldest frames of ``ids`` (n,); the newest slots mean nothing until :meth:`write`."""
+        self._viewed = False
+        head, source = self._head[ids], torch.arange(self.length, device=self.device) + by[:, None]
+        kept = self._places[ids].gather(1, source.clamp(max=self.length - 1))
+        self._places[ids] = torch.where(source < self.length, kept, (head[:, None] + 1 + source) % self.length)
+        self._head[ids] = (head + by) % self.length
 
-        ``rows`` are m frames (m, *frame_shape), or those that ``source``, int64 (m,), picks: one frame may go into
-        several slots.
+    def write(self, env_ids: Tensor, slots: Tensor, rows: Tensor, source: Tensor) -> None:
+        """Put the frames of ``rows`` that ``source``, int64 (m,), picks into slots, int64 (m,), of environments.
+
+        No slot twice, and only slots that are free since :meth:`make_room`: others may share a place.
         """
-        if self.data.device.type != "cpu":
-            self.frames[env_ids, slots] = rows if source is None else rows.index_select(0, source)
-            return
-        run(
-            _write,
-            env_ids.shape[0],
-            as_bytes(self.data),
-            as_bytes(rows),
-            np.arange(env_ids.shape[0]) if source is None else source.numpy(),
-            env_ids.numpy(),
-            slots.numpy(),
-            self._groups,
-            self._inner_bytes,
-            self.length,
-            min_rows=_SHARE_BYTES // max(self._groups * self._inner_bytes, 1) + 1,
-        )
+        self._viewed = False
+        places = self._places[env_ids, slots]
+        if self._on_cpu:
+            given = as_bytes(rows), source.numpy(), env_ids.numpy(), places.numpy()
+            run(_write, len(places), as_bytes(self._memory), *given, self.length, min_rows=self._share)
+        else:
+            self._memory[env_ids, places] = rows.index_select(0, source)
 
-    def peek(self, rows: Tensor, where: EnvRows, *, by: Tensor, fill: Tensor) -> Tensor:
+    def gather(self, ids: Tensor | None, out: Tensor, to: Tensor | None) -> None:
+        """Write the frames of environment ``ids[i]``, as in ``data``, into row ``to[i]`` of ``out``; CPU only.
+
+        None counts from 0; ``out`` is contiguous.
+        """
+        args = self._read_args(ids, to)
+        least = _COPY_BYTES // (self._groups * self._inner_bytes * self.length) + 1
+        run(_gather, len(args[0]), *args, as_bytes(out), min_rows=least)
+
+    def gather_normalized(self, ids: Tensor | None, out: Tensor, to: Tensor | None, pictures: tuple[int, ...]) -> None:
+        """Write what ``gather`` would, uint8, as normalized pictures (images, height, width, channels) per row."""
+        images, height, width, channels = pictures
+        args, pixels = self._read_args(ids, to), height * width
+        target, least = out.view(out.shape[0], -1).numpy(), _NORMALIZE_BYTES // (images * pixels * channels) + 1
+        group = group_pixels(pixels, channels)
+        run(_gather_normalized, len(args[0]), *args, target, images, pixels, channels, group, min_rows=least)
+
+    def peek(self, rows: Tensor, where: EnvRows, *, fill: Tensor) -> Tensor:
         """Return what the addressed rows of ``data`` would be after ``push``; fresh, nothing is changed.
 
         Rows outside a mask are as they are now.
         """
-        after = where.select(self.data)
-        after = after.clone() if after.data_ptr() == self.data.data_ptr() else after
-        self._move(after, rows, where.select(by), where.select(fill), where.mask)
+        after, fill, mask = self.take(where), where.select(fill), where.mask
+        slots = after.unbind(self.axis + 1)
+        every = torch.ones_like(fill) if mask is None else mask
+        for target, newer in zip(slots, (*slots[1:], rows), strict=True):
+            torch.where(over(every, target), newer, target, out=target)
+            torch.where(over(fill & every, target), rows, target, out=target)
         return after
 
-    def peek_slot(self, slot: int, rows: Tensor, where: EnvRows, *, by: Tensor, fill: Tensor) -> Tensor:
-        """Return one slot of what :meth:`peek` gives, (n, *frame_shape): fresh, and nothing larger on the way."""
-        by, fill = where.select(by), where.select(fill)
-        if where.mask is not None:
-            by = by * where.mask
-        source = by + slot
-        compact = where.ids is not None and where.mask is None
-        ids = where.ids if compact else torch.arange(len(by), device=by.device)
-        frame = self.data.movedim(self.axis + 1, 1)[ids, source.clamp(max=self.length - 1)]
-        frame.masked_fill_(over(source >= self.length, frame), 0)
-        self._put(frame, rows, torch.ones_like(fill) if slot == self.length - 1 else fill, where.mask)
-        return frame
+    def _read_args(self, ids: Tensor | None, to: Tensor | None) -> tuple[_Longs, _Longs, _Bytes, _Longs, int, int]:
+        """Return what the kernels that read rings take first."""
+        chosen = (self._all if ids is None else ids).numpy()
+        places = np.arange(len(chosen)) if to is None else to.numpy()
+        return chosen, places, as_bytes(self._memory), self._places.numpy(), self._groups, self._inner_bytes
 
-    def _apart(self, rows: Tensor) -> Tensor:
-        """Return rows that do not share memory with ``data``, which moves while they are read."""
-        shared = rows.untyped_storage().data_ptr() == self.data.untyped_storage().data_ptr()
-        return rows.clone() if shared else rows
-
-    def _move(self, data: Tensor, rows: Tensor | None, by: Tensor, fill: Tensor, mask: Tensor | None) -> None:
-        """``push`` in plain torch, in place on rows (n, …, K, …), those of ``mask`` bool (n,) or all.
-
-        Slot by slot, so that no temporary is larger than the flags; a frame may move by any number of slots. No host
-        synchronization.
-        """
-        axis = self.axis + 1
-        if rows is not None and rows.untyped_storage().data_ptr() == data.untyped_storage().data_ptr():
-            rows = rows.clone()
-        for slot in range(self.length):
-            target = data.select(axis, slot)
-            for source in range(slot + 1, self.length):
-                self._put(target, data.select(axis, source), by == source - slot, mask)
-            gone = by + slot >= self.length
-            target.masked_fill_(over(gone if mask is None else gone & mask, target), 0)
-            if rows is not None:
-                self._put(target, rows, torch.ones_like(fill) if slot == self.length - 1 else fill, mask)
-
-    @staticmethod
-    def _put(target: Tensor, values: Tensor, chosen: Tensor, mask: Tensor | None) -> None:
-        torch.where(over(chosen if mask is None else chosen & mask, target), values, target, out=target)
+    @property
+    def _share(self) -> int:
+        return _SHARE_BYTES // (self._groups * self._inner_bytes * self.length) + 1
 
 
 def as_bytes(rows: Tensor) -> _Bytes:
@@ -187,111 +226,114 @@ def as_bytes(rows: Tensor) -> _Bytes:
 
 
 @helper
-def _move_down(data: _Bytes, distance: int) -> None:
-    """data[i] = data[i + distance]; through a small piece, since the compiler must assume that the two overlap."""
-    piece = np.empty(_PIECE, np.uint8)
-    size = data.shape[0] - distance
-    whole = size // _PIECE
-    for k in range(whole):
-        source = data[k * _PIECE + distance : k * _PIECE + distance + _PIECE]
-        target = data[k * _PIECE : k * _PIECE + _PIECE]
-        for j in range(_PIECE):
-            piece[j] = source[j]
-        for j in range(_PIECE):
-            target[j] = piece[j]
-    for i in range(whole * _PIECE, size):
-        data[i] = data[i + distance]
+def _copy(target: _Bytes, to: int, source: _Bytes, start: int, count: int) -> None:
+    target, source = target[to : to + count], source[start : start + count]
+    for j in range(count):
+        target[j] = source[j]
 
 
 @helper
-def _write_slot(data: _Bytes, row: _Bytes, groups: int, inner: int, length: int, slot: int) -> None:
-    """Scatter one frame into its slot: ``groups`` runs of ``inner`` bytes, one in every ``length`` runs."""
-    if length == 1:
-        groups, inner = 1, groups * inner
-    stride = inner * length
-    start = slot * inner
-    # the inner loop of one or three channels is unrolled by hand: twice as fast as the general one
-    if inner == 1:
-        for g in range(groups):
-            data[g * stride + start] = row[g]
-    elif inner == 3:
-        for g in range(groups):
-            to = g * stride + start
-            data[to] = row[g * 3]
-            data[to + 1] = row[g * 3 + 1]
-            data[to + 2] = row[g * 3 + 2]
-    else:
-        for g in range(groups):
-            target = data[g * stride + start : g * stride + start + inner]
-            source = row[g * inner : g * inner + inner]
-            for j in range(inner):
-                target[j] = source[j]
-
-
-@helper
-def _zero_slot(data: _Bytes, groups: int, inner: int, length: int, slot: int) -> None:
-    for g in range(groups):
-        start = (g * length + slot) * inner
-        data[start : start + inner] = 0
-
-
-@helper
-def _push_env(
-    block: _Bytes, row: _Bytes, steps: int, fill: bool, writes: bool, groups: int, inner: int, length: int
-) -> None:
-    """See ``OrderedFrames.push``, for one environment."""
-    if writes and fill:
-        for slot in range(length):
-            _write_slot(block, row, groups, inner, length, slot)
-        return
-    steps = min(steps, length)
-    if steps < length:
-        # moving the whole block also carries each group's first slots into the previous group's last ones; exactly
-        # those are written next, or by ``write``
-        _move_down(block, steps * inner)
-    if writes:
-        for slot in range(length - steps, length - 1):
-            _zero_slot(block, groups, inner, length, slot)
-        _write_slot(block, row, groups, inner, length, length - 1)
+def _weave(row: _Bytes, frames: _Bytes, shown: _Longs, groups: int, inner: int) -> None:
+    """Write the frames in places ``shown`` (K,), each ``groups`` runs of ``inner`` bytes, into a row: run by run."""
+    size, length = groups * inner, shown.shape[0]
+    slot, stride = 0, length * inner
+    low, shift = np.uint64(0xFFFFFF), np.uint64(24)
+    while slot < length:
+        left = length - slot
+        together = 4 if left >= 4 else 2 if left >= 2 else 1
+        a, b = shown[slot] * size, shown[min(slot + 1, length - 1)] * size
+        c, d = shown[min(slot + 2, length - 1)] * size, shown[min(slot + 3, length - 1)] * size
+        at, done = slot * inner, 0
+        # colors: a load takes a byte too many, which is not there behind the last frame
+        if inner == 3 and together == 4:
+            for g in range(groups - 1):
+                third = load4(frames, c + g * 3) & low
+                word = (load4(frames, a + g * 3) & low) | ((load4(frames, b + g * 3) & low) << shift)
+                store8(row, at, word | (third << np.uint64(48)))
+                store4(row, at + 8, (third >> np.uint64(16)) | (load4(frames, d + g * 3) << np.uint64(8)))
+                at += stride
+            done = groups - 1
+        elif inner == 3 and together == 2:
+            for g in range(groups - 1):
+                word = (load4(frames, a + g * 3) & low) | ((load4(frames, b + g * 3) & low) << shift)
+                store4(row, at, word)
+                store2(row, at + 4, word >> np.uint64(32))
+                at += stride
+            done = groups - 1
+        for k in range(slot, slot + together):
+            if length == 1:
+                _copy(row, 0, frames, shown[k] * size, size)
+            else:
+                for g in range(done, groups):
+                    _copy(row, g * stride + k * inner, frames, shown[k] * size + g * inner, inner)
+        slot += together
 
 
 @kernel()
 def _push(
     start: int,
     stop: int,
-    data: _Bytes,
+    rings: _Bytes,
     rows: _Bytes,
     ids: _Longs,
     source: _Longs,
-    by: _Longs,
     fill: _Flags,
-    groups: int,
-    inner: int,
-    length: int,
+    places: _Longs,
+    heads: _Longs,
 ) -> None:
-    """``rows`` without rows means: only move."""
-    writes = rows.shape[0] > 0
+    length = places.shape[1]
+    size = rings.shape[1] // length
     for n in range(start, stop):
         env = ids[n]
-        row = rows[source[n]] if writes else data[env, :0]
-        _push_env(data[env], row, int(by[env]), bool(fill[env]), writes, groups, inner, length)
+        shown = places[env]
+        new = heads[env] = (heads[env] + 1) % length
+        for slot in range(length):
+            shown[slot] = new if fill[env] or slot == length - 1 else shown[slot + 1]
+        _copy(rings[env], new * size, rows[source[n]], 0, size)
 
 
 @kernel()
 def _write(
-    start: int,
-    stop: int,
-    data: _Bytes,
-    rows: _Bytes,
-    source: _Longs,
-    ids: _Longs,
-    slots: _Longs,
-    groups: int,
-    inner: int,
-    length: int,
+    start: int, stop: int, rings: _Bytes, rows: _Bytes, source: _Longs, ids: _Longs, places: _Longs, length: int
+) -> None:
+    size = rings.shape[1] // length
+    for n in range(start, stop):
+        _copy(rings[ids[n]], places[n] * size, rows[source[n]], 0, size)
+
+
+@kernel()
+def _gather(
+    start: int, stop: int, ids: _Longs, to: _Longs, rings: _Bytes, places: _Longs, groups: int, inner: int, out: _Bytes
 ) -> None:
     for n in range(start, stop):
-        _write_slot(data[ids[n]], rows[source[n]], groups, inner, length, int(slots[n]))
+        _weave(out[to[n]], rings[ids[n]], places[ids[n]], groups, inner)
+
+
+@kernel()
+def _gather_normalized(
+    start: int,
+    stop: int,
+    ids: _Longs,
+    to: _Longs,
+    rings: _Bytes,
+    places: _Longs,
+    groups: int,
+    inner: int,
+    out: npt.NDArray[np.float32],
+    images: int,
+    pixels: int,
+    channels: int,
+    group: int,
+) -> None:
+    """Normalize each row while it is in the cache."""
+    row, size = np.empty(rings.shape[1], np.uint8), pixels * channels
+    for n in range(start, stop):
+        _weave(row, rings[ids[n]], places[ids[n]], groups, inner)
+        target = out[to[n]]
+        for first in range(0, images * size, size):
+            sums = np.zeros(channels, np.int64)
+            add_sums(row[first : first + size], channels, group, sums)
+            write_normalized(row[first : first + size], target[first : first + size], sums, pixels, group)
 
 
 class StackOutput:
@@ -324,66 +366,51 @@ class StackOutput:
         """(n, …, K, …) as stacks: a view."""
         return data if self._spec.layout == "new_axis" else data.flatten(self._axis, self._axis + 1)
 
-    def take(self, data: Tensor, ids: Tensor | None) -> Tensor:
-        """Return the observations of rows ``ids``, int64 (n,), of ``data``, or of all: fresh memory that the receiver
+    def take(self, frames: OrderedFrames, ids: Tensor | None) -> Tensor:
+        """Return the observations of environments ``ids``, int64 (n,), or of all: fresh memory that the receiver
         owns."""
-        count = data.shape[0] if ids is None else int(ids.shape[0])
-        out = fresh((count, *self.shape), self.dtype, data.device)
-        self._write(data, ids, out, None)
+        count = frames.num_envs if ids is None else int(ids.shape[0])
+        out = fresh((count, *self.shape), self.dtype, frames.device)
+        self._write(frames, ids, out, None)
         return out
 
-    def put(self, data: Tensor, ids: Tensor, out: Tensor) -> None:
-        """Write the observations of rows ``ids``, int64 (n,), of ``data`` into the same rows of ``out`` (N, …)."""
-        self._write(data, ids, out, ids)
+    def put(self, frames: OrderedFrames, ids: Tensor, out: Tensor) -> None:
+        """Write the observations of environments ``ids``, int64 (n,), into the same rows of ``out`` (N, …)."""
+        self._write(frames, ids, out, ids)
 
-    def _write(self, data: Tensor, ids: Tensor | None, out: Tensor, to: Tensor | None) -> None:
-        """Copy row ``ids[i]`` of ``data`` to row ``to[i]`` of ``out``; None counts from 0."""
-        if not out.numel() or (ids is not None and not ids.shape[0]):
-            return
-        if self._normalize:
-            self._write_normalized(data.view(self._frame_dtype), ids, out, to)
-            return
-        out = out.view(data.dtype)
-        if data.device.type == "cpu":
-            # not by torch, whose threads cost more than the copy where other threads are awake
-            source, target = as_bytes(data), as_bytes(out)
-            if ids is None or to is None:
-                taken = np.arange(len(source)) if ids is None else ids.numpy()
-                run(_take_rows, len(taken), source, taken, target, min_rows=_COPY_BYTES // source.shape[1] + 1)
-            else:
-                for row, place in zip(ids.tolist(), to.tolist(), strict=True):
-                    target[place] = source[row]
-        elif ids is not None and _device.has_warp(data.device):
-            from headrace.history._warp import copy_rows_warp  # an extra, loaded on use
-
-            copy_rows_warp(data, ids, out, _count_to(ids) if to is None else to)
-        else:
-            _place(self.layout(data if ids is None else data.index_select(0, ids)), out, to)
-
-    def _write_normalized(self, data: Tensor, ids: Tensor | None, out: Tensor, to: Tensor | None) -> None:
-        if self._pictures and data.dtype == torch.uint8:
-            flat = (-1, *self._pictures[1:])
-            if _device.has_warp(data.device):
-                from headrace.history._warp import normalize_warp  # an extra, loaded on use
-
-                rows = None if ids is None else (ids, _count_to(ids) if to is None else to)
-                normalize_warp(data.view(flat), out.view(flat), rows, self._pictures[0])
-                return
-            if data.device.type == "cpu":
-                count = data.shape[0] if ids is None else ids.shape[0]
-                source, target = (np.arange(count) if rows is None else rows.numpy() for rows in (ids, to))
-                # a plane of a channel-first picture is a picture with one channel
-                normalize_rows(data.view(-1, *self._pictures), out.view(-1, *self._pictures), source, target)
-                return
-        data = data if ids is None else data.index_select(0, ids)
-        found = torch.empty(data.shape, dtype=torch.float32, device=data.device)
-        if self._pictures:
+    def normalize(self, data: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return frames (n, …, K, …) as normalized stacks: ``out`` (n, *shape), contiguous, or fresh memory."""
+        found = fresh(tuple(data.shape), torch.float32, data.device) if out is None else out.view(data.shape)
+        if self._pictures and data.numel():
             flat = (-1, *self._pictures[1:])
             normalize_into(data.reshape(flat), found.view(flat), "last")
-        else:
+        elif data.numel():
             for slot in range(self._spec.frames):
                 normalize_into(data.select(self._axis, slot), found.select(self._axis, slot), self._channels)
-        _place(self.layout(found), out, to)
+        return self.layout(found)
+
+    def _write(self, frames: OrderedFrames, ids: Tensor | None, out: Tensor, to: Tensor | None) -> None:
+        """Write the observation of environment ``ids[i]`` to row ``to[i]`` of ``out``; None counts from 0."""
+        if not out.numel() or (ids is not None and not ids.shape[0]):
+            return
+        on_cpu = frames.device.type == "cpu"
+        if on_cpu and not self._normalize:
+            # not by torch, whose threads cost more than the copy where other threads are awake
+            frames.gather(ids, out, to)
+            return
+        if on_cpu and self._pictures and self._frame_dtype == torch.uint8:
+            # a plane of a channel-first picture is a picture with one channel
+            frames.gather_normalized(ids, out, to, self._pictures)
+            return
+        rows = frames.take(EnvRows(frames.num_envs, ids, None))
+        if not self._normalize:
+            stacks, target = self.layout(rows), out.view(frames.dtype)
+        else:
+            stacks, target = self.normalize(rows.view(self._frame_dtype), out if to is None else None), out
+        if to is not None:
+            target.index_copy_(0, to, stacks)
+        elif not self._normalize:
+            target.copy_(stacks)
 
     def _as_pictures(self) -> tuple[int, ...]:
         """Return the shape (images, height, width, channels) that makes the K frames of a row more images or more
@@ -404,19 +431,3 @@ class StackOutput:
         if axis == 0:
             return (length, height, width, depth)
         return (1, height, width, depth * length) if axis >= 2 else ()
-
-
-def _take_rows(start: int, stop: int, data: _Bytes, ids: npt.NDArray[np.int64], out: _Bytes) -> None:
-    # whole rows at a time, without the interpreter's lock
-    np.take(data, ids[start:stop], axis=0, out=out[start:stop], mode="clip")
-
-
-def _place(rows: Tensor, out: Tensor, to: Tensor | None) -> None:
-    if to is None:
-        out.copy_(rows)
-    else:
-        out.index_copy_(0, to, rows)
-
-
-def _count_to(ids: Tensor) -> Tensor:
-    return torch.arange(ids.shape[0], device=ids.device)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.errors import ConfigError, DataError, DtypeError
+from headrace.errors import ConfigError, DataError
 from headrace.types import StateDict
 
 _ALIGNMENT = 64
@@ -123,45 +123,13 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-_PLAIN = {
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-}
-# torch can store these but neither fill nor select them: the buffers only move bytes, so integers of the same size do
-_CARRIED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e4m3fnuz: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-    torch.float8_e5m2fnuz: torch.uint8,
-}
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""By bytes. torch can store every dtype but neither fill nor select some: the buffers only move bytes."""
 
 
-def carrier(dtype: torch.dtype, name: str) -> torch.dtype:
-    """Return the dtype in which frames of ``dtype`` are kept: the same bits, zero is zero."""
-    if dtype in _PLAIN:
-        return dtype
-    if dtype not in _CARRIED:
-        known = ", ".join(sorted(str(known).removeprefix("torch.") for known in (*_PLAIN, *_CARRIED)))
-        raise DtypeError(f"{name}: expected one of {known}, got {dtype}; convert with .to()")
-    return _CARRIED[dtype]
-
-
-def carried(rows: Tensor, name: str) -> Tensor:
-    """``rows`` as the buffers keep them: a view, without the history of gradients."""
-    return rows.detach().view(carrier(rows.dtype, name))
+def carry_rows(rows: Tensor) -> Tensor:
+    """``rows`` as the buffers keep them, the same bits: a view, without the history of gradients."""
+    return rows.detach().view(_CARRIERS[rows.dtype.itemsize])
 
 
 def lasting_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -181,7 +149,7 @@ def load_tensors(own: dict[str, Tensor], state: StateDict) -> None:
         tensor.copy_(state[name])
 
 
-def stored_frames(state: StateDict) -> Tensor | None:
+def read_stored_frames(state: StateDict) -> Tensor | None:
     """``state["frames"]`` of a buffer's snapshot: None where nothing was appended yet, else with N and K axes."""
     if "frames" not in state:
         raise DataError(f"frames: expected them in the state, got only {', '.join(state) or 'an empty one'}")

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.imitation.cloning import CloneCfg, clone
-    from headrace.imitation.demonstrations import Demonstrations, load_demonstrations, record_demonstrations
-    from headrace.imitation.imitating import imitate
+    from headrace.imitation.cloning import CloneCfg as CloneCfg
+    from headrace.imitation.cloning import clone as clone
+    from headrace.imitation.demonstrations import Demonstrations as Demonstrations
+    from headrace.imitation.demonstrations import load_demonstrations as load_demonstrations
+    from headrace.imitation.demonstrations import record_demonstrations as record_demonstrations
+    from headrace.imitation.imitating import imitate as imitate
 
-__all__ = [
-    "CloneCfg",
-    "Demonstrations",
-    "clone",
-    "imitate",
-    "load_demonstrations",
-    "record_demonstrations",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headrace._interrupts import delayed
+from headrace._interrupts import delay_signals
 from headrace._published import read_form
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_counts
 from headrace.files import write_whole
 from headrace.imitation.demonstrations import Demonstrations
 from headrace.policies.act import ActCfg, ActPolicy
@@ -44,9 +44,7 @@ class CloneCfg:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("updates", "batch", "check_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"clone: {name}: expected at least 1, got {getattr(self, name)}")
+        check_counts(updates=self.updates, batch=self.batch, check_every=self.check_every)
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"clone: held_out: expected 0 or more and less than 1, got {self.held_out}")
         if not 0 <= self.average < 1 or not self.learning_rate > 0:
@@ -100,7 +98,7 @@ class CloneTraining:
         """Made so far."""
         self._demos = demos
         self._steps, self._held = demos.split(cfg.held_out, cfg.seed)
-        self._learner = untrained(demos, seed=cfg.seed, act=act, steps=self._steps).train()
+        self._learner = make_untrained(demos, seed=cfg.seed, act=act, steps=self._steps).train()
         self.policy = copy.deepcopy(self._learner).eval()
         """The running average of the weights: the result so far."""
         self._optimizer = torch.optim.AdamW(self._learner.parameters(), lr=cfg.learning_rate, weight_decay=1e-4)
@@ -125,13 +123,13 @@ class CloneTraining:
         """
         cfg = self.cfg
         while self.updates < cfg.updates:
-            with delayed():
+            with delay_signals():
                 loss = self._update()
             if progress is not None and self.updates % 20 == 0:
                 progress(self.updates, loss)
             if self.updates % cfg.check_every == 0 or self.updates == cfg.updates:
-                with delayed():
-                    held_out = self.held_out_loss() if len(self._held) else None
+                with delay_signals():
+                    held_out = self.measure_held_out_loss() if len(self._held) else None
                     self.losses.append(CloneLoss(self.updates, sum(self._since) / len(self._since), held_out))
                     self._since.clear()
                     if on_check is not None:
@@ -164,7 +162,7 @@ class CloneTraining:
         error = (policy.normalized(self._demos.inputs(index)) - (target - mean) / std).abs().mean(dim=2)
         return (error * inside).sum() / inside.sum()
 
-    def held_out_loss(self) -> float:
+    def measure_held_out_loss(self) -> float:
         """Return the loss of the averaged weights on the episodes that are not learned from."""
         held = self._held
         if len(held) > _MOST_HELD_OUT:
@@ -220,7 +218,9 @@ def act_cfg(demos: Demonstrations) -> ActCfg:
     )
 
 
-def untrained(demos: Demonstrations, *, seed: int, act: ActCfg | None = None, steps: Tensor | None = None) -> ActPolicy:
+def make_untrained(
+    demos: Demonstrations, *, seed: int, act: ActCfg | None = None, steps: Tensor | None = None
+) -> ActPolicy:
     """Return a policy with random weights and the statistics of the demonstrations: what :func:`clone` starts from.
 
     Args:

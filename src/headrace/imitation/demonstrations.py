@@ -227,9 +227,9 @@ def load_demonstrations(
         raise ConfigError(f"dataset (--dataset): expected a directory, got {place}: there is none")
     dataset = LeRobotDataset(place) if is_lerobot(place) else EpisodeDataset(place)
     found: list[ReadEpisode] = list(dataset)
-    episodes = _chosen(found, keep, place)
+    episodes = _choose_episodes(found, keep, place)
     names, images = _groups(episodes[0], groups, place)
-    vectors = [_joined(episode, names) for episode in episodes]
+    vectors = [_join_groups(episode, names) for episode in episodes]
     actions = [_actions(episode) for episode in episodes]
     for episode, seen, done in zip(episodes, vectors, actions, strict=True):
         same = _groups(episode, [*names, *images], place)[1] == images and seen.shape[1] == vectors[0].shape[1]
@@ -260,7 +260,7 @@ def load_demonstrations(
     )
 
 
-def _chosen(found: list[ReadEpisode], keep: Kept | None, place: Path) -> list[ReadEpisode]:
+def _choose_episodes(found: list[ReadEpisode], keep: Kept | None, place: Path) -> list[ReadEpisode]:
     if keep not in (None, "all", "succeeded"):
         raise UnknownNameError("choice of episodes", str(keep), ("all", "succeeded"))
     known = all(episode.meta.success is not None for episode in found)
@@ -295,7 +295,7 @@ def _groups(
     return [name for name in chosen if name not in images], images
 
 
-def _joined(episode: ReadEpisode, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _join_groups(episode: ReadEpisode, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Vector groups before each step, (T, obs_dim)."""
     length = episode.meta.length
     parts = [episode.read(f"{_OBS}{name}", 0, length).reshape(length, -1).astype(np.float32) for name in names]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
-from headrace.envs.recipe import EnvRecipe, check_seed, check_told
+from headrace.envs.recipe import EnvKeywords, EnvRecipe, check_told
 from headrace.errors import ConfigError, UnknownNameError, check_counts
+from headrace.files import remove_abandoned
 
 if TYPE_CHECKING:
     from headrace.envs.recipe import AnyEnv
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.policies.protocol import ChunkPolicy
 
 _HELD_OUT_SEED = 1_000_003
+_NUM_ENVS = 128
 _STATE = ".training"
 """What is put after the name of the checkpoint for the state of a training that has not ended."""
 OnProgress = Callable[[str, int, int], None]
@@ -67,16 +69,12 @@ def imitate(
     groups: Sequence[str] | None = None,
     keep: Literal["all", "succeeded"] | None = None,
     demos: int = 2000,
-    updates: int = 8000,
-    held_out: float | None = None,
     settings: Mapping[str, object] | None = None,
     resume: bool = False,
-    num_envs: int = 128,
-    seed: int = 0,
-    overrides: Mapping[str, object] | None = None,
     episodes: int = 300,
     execute: int | None = None,
     on_progress: OnProgress = _ignore,
+    **env: Unpack[EnvKeywords],
 ) -> ImitationResult:
     """Train a small action-chunking transformer on demonstrations, and save it.
 
@@ -94,18 +92,15 @@ def imitate(
         groups: observation groups of the dataset to learn from, images included; None for all but ``critic``.
         keep: episodes of the dataset to learn from; None for the successful ones, where it says which.
         demos: successful episodes of the expert to learn from.
-        updates: steps of the optimizer.
-        held_out: share of the episodes that are not learned from, and that a loss is measured on; None for a tenth of
-            a dataset's, none of an expert's.
         settings: of the policy (``horizon``, ``width``, ``heads``, ``memory_tokens``, ``hidden``, ``image_size``) and
-            of its training (``batch``, ``learning_rate``, ``average``, ``check_every``).
+            of its training (``updates``, ``batch``, ``learning_rate``, ``average``, ``check_every``, and ``held_out``,
+            the share of the episodes that a loss is measured on instead: a tenth of a dataset's, none of an expert's).
         resume: go on with a training that was stopped; settings and demonstrations must be the same.
-        num_envs: environments in the batch.
-        seed: of episodes, weights and batches.
-        overrides: settings of the environment, by path.
         episodes: to evaluate with; 0 for no evaluation.
         execute: actions executed of each chunk; None for all.
         on_progress: called with a stage (``recording``; ``training, loss …``), what is done of it, and its total.
+        **env: ``num_envs`` (128), ``seed`` (also of weights and batches), ``overrides``, ``threads``, ``device`` and
+            ``sim`` of the environments.
 
     Returns:
         ``path`` and ``sha256`` of the policy, ``policy``, ``demonstrations``, ``attempted``, ``held_out``, ``losses``,
@@ -120,18 +115,17 @@ def imitate(
     from headrace.imitation.experts import disturbance_for, expert_for
     from headrace.policies.act import ActCfg
 
-    path = _checked_path(output)
-    share = (0.0 if dataset is None else 0.1) if held_out is None else held_out
+    path = _check_output(output)
     act, more = _settings(settings or {})
-    check_counts(demos=demos, updates=updates, num_envs=num_envs)
-    check_seed(seed)
+    check_counts(demos=demos)
     horizon = act.get("horizon", ActCfg.horizon)
     if execute is not None and isinstance(horizon, int) and not 1 <= execute <= horizon:
         raise ConfigError(f"execute (--execute): expected 1 to {horizon} actions of a chunk, got {execute}")
     if episodes < 0:
         raise ConfigError(f"episodes (--episodes): expected 0 or more, got {episodes}")
-    cfg = with_overrides(CloneCfg(updates=updates, held_out=share, seed=seed), more)
-    recipe = _recipe(task, dataset, overrides or {})
+    recipe = _recipe(task, dataset, env)
+    seed = (env.get("seed") or 0) if recipe is None else recipe.seed
+    cfg = with_overrides(CloneCfg(held_out=0.0 if dataset is None else 0.1, seed=seed), more)
     if dataset is None:
         assert recipe is not None
         expert_for(recipe.source)
@@ -140,17 +134,19 @@ def imitate(
     state = path.with_name(path.name + _STATE)
     if resume and not state.is_file():
         raise ConfigError(f"resume (--resume): expected a training that was stopped, got none: no {state}")
+    if resume:
+        remove_abandoned(state.parent)
     with ExitStack() as stack:
-        env = None
+        envs = None
         if recipe is not None and (episodes or dataset is None):
-            env = stack.enter_context(closing(recipe.make(num_envs=num_envs, autoreset="disabled", final_obs=False)))
+            envs = stack.enter_context(closing(recipe.make(autoreset="disabled", final_obs=False)))
         if dataset is not None:
             found = load_demonstrations(dataset, groups=groups, keep=keep)
         else:
             assert recipe is not None
-            assert isinstance(env, BatchEnv)
+            assert isinstance(envs, BatchEnv)
             found = record_demonstrations(
-                env,
+                envs,
                 expert_for(recipe.source),
                 demos,
                 seed=seed,
@@ -162,14 +158,14 @@ def imitate(
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         training = CloneTraining(found, cfg, with_overrides(act_cfg(found), act))
-        if env is not None and episodes:
-            _check_fits(env, training.policy.cfg)
+        if envs is not None and episodes:
+            _check_fits(envs, training.policy.cfg)
         if resume:
             training.load(state)
         digest = _train(training, path, state, recipe, on_progress)
         results: dict[str, Evaluation] = {}
-        if env is not None and episodes:
-            results = _evaluate(env, found, training.policy, seed, episodes, execute)
+        if envs is not None and episodes:
+            results = _evaluate(envs, found, training.policy, seed, episodes, execute)
     if all(result.interrupt is None for result in results.values()):
         state.unlink(missing_ok=True)
     return ImitationResult(
@@ -180,7 +176,7 @@ def imitate(
         attempted=found.attempted,
         held_out=training.held_out_episodes,
         losses=tuple(training.losses),
-        source=recipe.source if env is not None and recipe is not None else None,
+        source=recipe.source if envs is not None and recipe is not None else None,
         evaluations=results,
     )
 
@@ -207,9 +203,7 @@ def _train(training: CloneTraining, path: Path, state: Path, recipe: EnvRecipe |
     return save(training)
 
 
-def _recipe(
-    task: str | EnvRecipe | None, dataset: str | Path | None, overrides: Mapping[str, object]
-) -> EnvRecipe | None:
+def _recipe(task: str | EnvRecipe | None, dataset: str | Path | None, env: EnvKeywords) -> EnvRecipe | None:
     """Return what to record or evaluate in; None for a dataset that does not say, and no task given."""
     from headrace.recording.dataset import EpisodeDataset
     from headrace.recording.export.lerobot_dataset import LeRobotDataset, is_lerobot
@@ -217,18 +211,19 @@ def _recipe(
     if task is None and dataset is None:
         raise ConfigError("imitate: expected a task with an expert, or a dataset (--dataset), got neither")
     if task is not None:
-        return EnvRecipe.of(task, 1, overrides=overrides or None)
+        return EnvRecipe.of(task, _NUM_ENVS, **env)
     folder = Path(str(dataset))
     if not folder.is_dir():
         raise ConfigError(f"dataset (--dataset): expected a directory, got {folder}: there is none")
     said = LeRobotDataset(folder).recipe if is_lerobot(folder) else EpisodeDataset(folder).info.recipe
     if not said:
-        if overrides:
+        if env.get("overrides"):
             raise ConfigError("overrides (--set): expected a task to set, got a dataset that names none; name it")
         return None
     check_told(str(said["source"]), "imitate: the dataset", "TASK")
     recipe = EnvRecipe.from_json(said)
-    return recipe.replace(overrides={**recipe.overrides, **overrides}).resolve()
+    changes = {"num_envs": _NUM_ENVS, "seed": 0} | {name: value for name, value in env.items() if value is not None}
+    return recipe.replace(**{**changes, "overrides": {**recipe.overrides, **(env.get("overrides") or {})}}).resolve()
 
 
 def _settings(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
@@ -238,8 +233,7 @@ def _settings(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[s
 
     decided = {"obs_dim", "action_dim", "vectors", "images", "instructions"}
     of_policy = [field.name for field in dataclasses.fields(ActCfg) if field.name not in decided]
-    said_otherwise = {"updates", "seed", "held_out"}
-    of_training = [field.name for field in dataclasses.fields(CloneCfg) if field.name not in said_otherwise]
+    of_training = [field.name for field in dataclasses.fields(CloneCfg) if field.name != "seed"]
     for name in settings:
         if name not in (*of_policy, *of_training):
             raise UnknownNameError("setting of imitation", name, [*of_policy, *of_training])
@@ -247,7 +241,7 @@ def _settings(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[s
     return chosen[0], chosen[1]
 
 
-def _checked_path(output: str | Path | None) -> Path:
+def _check_output(output: str | Path | None) -> Path:
     """Return what would fail only after minutes of work."""
     if output is None:
         raise ConfigError("output (--output): expected a file for the checkpoint, got none")
@@ -296,11 +290,11 @@ def _evaluate(
     """Return the policy and what it must beat, on episodes of another seed than the demonstrations."""
     from headrace.evaluation.cfg import PlayCfg
     from headrace.evaluation.evaluating import evaluate
-    from headrace.imitation.cloning import MeanAction, untrained
+    from headrace.imitation.cloning import MeanAction, make_untrained
 
     contestants: dict[str, ChunkPolicy] = {
         "trained": policy,
-        "untrained": untrained(demos, seed=seed, act=policy.cfg),
+        "untrained": make_untrained(demos, seed=seed, act=policy.cfg),
         "mean action": MeanAction(demos.actions.mean(dim=0), policy.horizon),
     }
     results: dict[str, Evaluation] = {}

@@ -7,35 +7,22 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.learning._min_gru import MinGRU
-    from headrace.learning._recurrent import GRU, LSTM
-    from headrace.learning._returns import Estimate, gae, monte_carlo, n_step, td0, td_lambda, vtrace
-    from headrace.learning._values import compact_values, repair_next_obs, rollout_values
-    from headrace.learning.actor_critic import Policy, load_actor_critic, save_actor_critic
-    from headrace.learning.collecting import Collector, collect
-    from headrace.learning.ppo import PPO, PPOCfg
+    from headrace.learning._recurrent import GRU as GRU
+    from headrace.learning._recurrent import LSTM as LSTM
+    from headrace.learning._returns import Estimate as Estimate
+    from headrace.learning._returns import gae as gae
+    from headrace.learning._returns import n_step as n_step
+    from headrace.learning._returns import td_lambda as td_lambda
+    from headrace.learning._returns import vtrace as vtrace
+    from headrace.learning._values import compact_values as compact_values
+    from headrace.learning._values import repair_next_obs as repair_next_obs
+    from headrace.learning._values import rollout_values as rollout_values
+    from headrace.learning.actor_critic import Policy as Policy
+    from headrace.learning.actor_critic import load_actor_critic as load_actor_critic
+    from headrace.learning.actor_critic import save_actor_critic as save_actor_critic
+    from headrace.learning.collecting import Collector as Collector
+    from headrace.learning.collecting import collect as collect
+    from headrace.learning.ppo import PPO as PPO
+    from headrace.learning.ppo import PPOCfg as PPOCfg
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "PPO",
-    "Collector",
-    "Estimate",
-    "MinGRU",
-    "PPOCfg",
-    "Policy",
-    "collect",
-    "compact_values",
-    "gae",
-    "load_actor_critic",
-    "monte_carlo",
-    "n_step",
-    "repair_next_obs",
-    "rollout_values",
-    "save_actor_critic",
-    "td0",
-    "td_lambda",
-    "vtrace",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

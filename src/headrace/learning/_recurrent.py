@@ -6,11 +6,7 @@ two directions are left out. ``forward`` takes slices, ``step`` takes one step o
 
 from __future__ import annotations
 
-import logging
-import math
-import subprocess
-import time
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +17,12 @@ from headrace.learning._backends import Kind, Outcome, Runner, Slice, States
 from headrace.learning._packed import LayerWeights
 from headrace.learning._segments import check_sizes, check_state, check_step, time_major
 
-Backend: TypeAlias = Literal["auto", "packed", "scan", "pad", "triton"]
+Backend: TypeAlias = Literal["auto", "packed", "scan"]
 
 _RUNNERS: dict[str, Runner] = {
     "packed": backends.run_packed,
     "scan": backends.run_scan,
-    "pad": backends.run_pad,
-    "triton": backends.run_triton,
 }
-_LOG = logging.getLogger("headrace.learning")
-# what ``auto`` measured in this process: shape of the work → name of the quickest backend
-_measured: dict[tuple[object, ...], str] = {}
 
 
 class _Recurrent(nn.Module):
@@ -82,36 +73,30 @@ class _Recurrent(nn.Module):
 
     def weights(self) -> list[LayerWeights]:
         """Return the parameters, layer by layer."""
-
-        def named(name: str, depth: int) -> Tensor:
-            return getattr(self, f"{name}_l{depth}")
-
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         return [
-            LayerWeights(
-                named("weight_ih", depth),
-                named("weight_hh", depth),
-                named("bias_ih", depth) if self.bias else None,
-                named("bias_hh", depth) if self.bias else None,
-            )
+            LayerWeights(*(cast("Tensor", getattr(self, f"{name}_l{depth}", None)) for name in names))
             for depth in range(self.num_layers)
         ]
 
     def _run_slice(self, x: Tensor, states: States | None, resets: Tensor | None, active: Tensor | None) -> Outcome:
         x, resets, active = time_major(x, resets, active, input_size=self.input_size, batch_first=self.batch_first)
-        states = self._checked(states, x.shape[1])
+        states = self._check_states(states, x.shape[1])
         if resets is None:
             resets = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
         if active is not None:
             # an input that is not read may be NaN, and a NaN survives every later selection's backward
             x = x.masked_fill(~active[..., None], 0)
         work = Slice(self.kind, x, states, resets, active, self.weights())
-        backend = _quickest(work) if self.backend == "auto" else self.backend
+        # not by measuring: the choice decides last bits, which a resumed training must have again
+        usual = "scan" if torch.compiler.is_compiling() else "packed"
+        backend = usual if self.backend == "auto" else self.backend
         out, after = _RUNNERS[backend](work)
         return (out.transpose(0, 1) if self.batch_first else out), after
 
     def _run_step(self, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None) -> Outcome:
         check_step(x, reset, active, self.input_size)
-        states = self._checked(states, x.shape[0])
+        states = self._check_states(states, x.shape[0])
         if reset is not None:
             states = tuple(state.masked_fill(reset[None, :, None], 0) for state in states)
         return backends.step_layers(self.kind, x, states, active, self.weights())
@@ -119,7 +104,7 @@ class _Recurrent(nn.Module):
     def _zeros(self, envs: int) -> Tensor:
         return self.weights()[0].w_hh.detach().new_zeros((self.num_layers, envs, self.hidden_size))
 
-    def _checked(self, states: States | None, envs: int) -> States:
+    def _check_states(self, states: States | None, envs: int) -> States:
         if states is None:
             return tuple(self._zeros(envs) for _ in range(self.state_count))
         for state in states:
@@ -136,9 +121,8 @@ class GRU(_Recurrent):
         num_layers: layers on top of each other.
         bias: with bias terms.
         batch_first: slices are (B, T, …) instead of (T, B, …). The state is (layers, B, H) either way.
-        backend: how slices are run; see :mod:`headrace.learning._backends`. ``auto`` measures the candidates on the
-            first slice of each kind of work (device, shape, share of resets) and keeps the quickest; inside
-            ``torch.compile`` it is ``scan``.
+        backend: how slices are run; see :mod:`headrace.learning._backends`. ``auto`` is ``packed``, and ``scan`` inside
+            ``torch.compile``.
         device: of the parameters.
         dtype: of the parameters.
     """
@@ -216,56 +200,3 @@ class LSTM(_Recurrent):
     def initial_state(self, envs: int) -> tuple[Tensor, Tensor]:
         """Zeros, each (layers, envs, H)."""
         return self._zeros(envs), self._zeros(envs)
-
-
-def _quickest(work: Slice) -> str:
-    """Return the backend that was quickest on the first work of this kind in this process."""
-    if torch.compiler.is_compiling():
-        return "scan"
-    kind, x, _, resets, active, layers = work
-    learning = torch.is_grad_enabled() and any(w.w_hh.requires_grad for w in layers)
-    # slices with about as many resets are the same kind of work: powers of two of segments per environment
-    share = (int(resets.sum()) // max(x.shape[1], 1)).bit_length()
-    size = layers[0].w_hh.shape
-    key = (kind, x.device, x.dtype, tuple(x.shape), size, len(layers), active is not None, share, learning)
-    if key not in _measured:
-        times = {name: _seconds(name, work, learning) for name in ("packed", "scan")}
-        if x.is_cuda and x.dtype == torch.float32:
-            times["triton"] = _triton_seconds(work, learning)
-        _measured[key] = min(times, key=lambda name: times[name])
-    return _measured[key]
-
-
-def _triton_seconds(work: Slice, learning: bool) -> float:
-    """As :func:`_seconds`; infinity, with the reason in the log, where Triton's kernels do not run on this device."""
-    device = work.x.device
-    reason = backends.triton_obstacle(device)
-    if reason is None:
-        try:
-            return _seconds("triton", work, learning)
-        # no C compiler, no driver that fits, no memory: Triton raises all of these, and the others run without them
-        except (backends.triton_error(), RuntimeError, OSError, subprocess.CalledProcessError) as error:
-            reason = f"{type(error).__name__}: {error}"
-    _LOG.warning('backend="auto": the triton backend is left out on %s (%s)', device, reason)
-    return math.inf
-
-
-def _seconds(name: str, work: Slice, learning: bool) -> float:
-    """Return the better of two runs after a first one, with the backward if the caller will need it."""
-    best, device = math.inf, work.x.device
-    inputs = work.x.detach().requires_grad_(learning)
-    work = work._replace(x=inputs, states=tuple(state.detach() for state in work.states))
-    parameters = [p for weights in work.layers for p in weights if p is not None and p.requires_grad]
-    for _ in range(3):
-        start = _now(device)
-        out, _ = _RUNNERS[name](work)
-        if learning:
-            torch.autograd.grad(out, [inputs, *parameters], torch.ones_like(out), allow_unused=True)
-        best = min(best, _now(device) - start)
-    return best
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

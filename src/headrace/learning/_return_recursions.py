@@ -1,22 +1,19 @@
-"""The return recursions: numba on the CPU, Warp on CUDA, plain torch elsewhere. One door for all three.
+"""The return recursions: λ-returns by numba on the CPU and by plain torch elsewhere, n-step returns by plain torch.
 
-Everything is (T, N), time-major, of one float dtype on one device. Results are fresh, without gradients, 0 where not
-active. ``headrace.learning._returns`` is the checked front.
+Other devices, γ or λ per step, and gradients are for plain torch.
+Everything is (T, N), time-major, of one float dtype on one device. Results are fresh, 0 where not active.
+``headrace.learning._returns`` is the checked front.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from headrace.errors import require_extra
-
 Returns: TypeAlias = tuple[Tensor, Tensor]
 """advantage and value target"""
-Backend: TypeAlias = Literal["numba", "warp", "reference"]
 
 
 class Trace(NamedTuple):
@@ -35,7 +32,8 @@ class Recursion(NamedTuple):
 
     gamma: float | Tensor
     """One number, or (T, N): the discount of every step. The latter is worked in plain torch, a step at a time."""
-    lam: float
+    lam: float | Tensor
+    """As ``gamma``."""
     base: int
     """1: x is what a step adds to V (GAE, V-trace). 0: x is the return itself (TD(λ)), where V' counts 1 − λ times."""
     rho_clip: float = 1.0
@@ -43,7 +41,7 @@ class Recursion(NamedTuple):
 
 
 def lambda_returns(
-    rollout: Trace, recursion: Recursion, ratio: Tensor | None = None, *, backend: Backend | None = None
+    rollout: Trace, recursion: Recursion, ratio: Tensor | None = None, *, differentiable: bool = False
 ) -> Returns:
     """Return the recursion that GAE, TD(λ) and V-trace share, backwards over the active steps of each environment.
 
@@ -58,37 +56,88 @@ def lambda_returns(
     for base 1, and 1 − λ within an episode for base 0 (not read for λ = 1). Where t was truncated or is the last and
     V'_t is NaN, V_t stands for it. ρ_t = min(ρ̄, ratio) and c_t = min(c̄, ratio), 1 without ratios.
     """
-    module, rollout = _backend(backend, rollout, recursion.gamma)
-    return module.lambda_returns(rollout, recursion, ratio)
+    per_step = isinstance(recursion.gamma, Tensor) or isinstance(recursion.lam, Tensor)
+    if rollout.reward.is_cpu and not differentiable and not per_step:
+        from headrace.learning import _returns_numba as kernels
+
+        return kernels.lambda_returns(rollout, recursion, ratio)
+    with torch.set_grad_enabled(differentiable):
+        return lambda_returns_in_torch(rollout, recursion, ratio)
 
 
-def n_step(rollout: Trace, *, gamma: float | Tensor, n: int, backend: Backend | None = None) -> Returns:
-    """n-step returns. Work grows with min(n, T) on the CPU."""
-    module, rollout = _backend(backend, rollout, gamma)
-    return module.n_step(rollout, gamma, min(n, max(rollout.reward.shape[0], 1)))
+def n_step(rollout: Trace, *, gamma: float | Tensor, n: int, differentiable: bool = False) -> Returns:
+    """Return n-step returns, on any device: pass m makes the m-step returns of all steps at once."""
+    with torch.set_grad_enabled(differentiable):
+        rollout, active = _fill(rollout)
+        reward, (steps, envs) = rollout.reward, rollout.reward.shape
+        one_step = returns = reward + gamma * rollout.next_value
+        if n > 1 and steps > 1:
+            place = following_rows(steps, envs, rollout.active, reward.device)
+            stops = rollout.terminated | rollout.truncated | (place >= steps * envs)
+            for _ in range(min(n, steps) - 1):
+                after = torch.cat((returns.flatten(), reward.new_zeros(envs)))[place]
+                returns = torch.where(stops, one_step, reward + gamma * after)
+        return (returns - rollout.value).masked_fill(~active, 0), returns.masked_fill(~active, 0)
 
 
-def _backend(backend: Backend | None, rollout: Trace, gamma: float | Tensor) -> tuple[ModuleType, Trace]:
-    """Return the module that computes, and the rollout as it takes it."""
-    device = rollout.reward.device.type
-    if backend == "numba" or (backend is None and device == "cpu" and not isinstance(gamma, Tensor)):
-        from headrace.learning import _returns_numba as returns_numba
+def following_rows(steps: int, envs: int, active: Tensor | None, device: torch.device) -> Tensor:
+    """For each step, the row of the observation that follows it: (T, N) indices into T·N + N rows."""
+    rows = torch.arange((steps + 1) * envs, device=device).view(steps + 1, envs)
+    if active is None:
+        return rows[1:]
+    # the next row that was evaluated: skipped ones stand for the first live one after them
+    asleep = torch.cat((~active, torch.zeros_like(active[:1]) if steps else active.new_zeros((1, envs))))
+    candidates = rows.masked_fill(asleep, (steps + 1) * envs)
+    return candidates.flip(0).cummin(0).values.flip(0)[1:]
 
-        return returns_numba, rollout
-    if backend == "warp" or (backend is None and device == "cuda" and not isinstance(gamma, Tensor)):
-        require_extra("warp", extra="warp", purpose="value estimation on CUDA")
-        from headrace.learning import _returns_warp as module
-    else:
-        from headrace.learning import _returns_reference as module
-    # no None, and V for V' where a trajectory was cut and V' is NaN; the CPU kernels do that on their way
-    active = torch.ones_like(rollout.terminated) if rollout.active is None else rollout.active
+
+def lambda_returns_in_torch(rollout: Trace, recursion: Recursion, ratio: Tensor | None) -> Returns:
+    """Return :func:`lambda_returns` on any device, a step at a time: what the kernels are compared with."""
+    rollout, active = _fill(rollout)
+    reward, value = rollout.reward, rollout.value
+    if ratio is not None:
+        ratio = ratio.masked_fill(~active, 1)
+    advantage, value_target = torch.zeros_like(reward), torch.zeros_like(reward)
+    carry = reward.new_zeros(reward.shape[1])
+    fresh = torch.ones_like(carry, dtype=torch.bool)
+    for t in reversed(range(reward.shape[0])):
+        gamma, lam = _at(recursion.gamma, t), _at(recursion.lam, t)
+        cut = rollout.truncated[t] | fresh
+        following = carry.masked_fill(rollout.terminated[t] | cut, 0)
+        ahead = _ahead(rollout, t, cut, gamma, 1.0 if recursion.base else 1 - lam) - recursion.base * value[t]
+        if ratio is None:
+            now = ahead + gamma * lam * following
+            estimate = now if recursion.base else now - value[t]
+        else:
+            rho, c = ratio[t].clamp(max=recursion.rho_clip), ratio[t].clamp(max=recursion.c_clip)
+            now = rho * ahead + gamma * lam * c * following
+            estimate = rho * (ahead + gamma * following)
+        carry = torch.where(active[t], now, carry)
+        fresh = fresh & ~active[t]
+        advantage[t] = estimate.masked_fill(~active[t], 0)
+        value_target[t] = (now + recursion.base * value[t]).masked_fill(~active[t], 0)
+    return advantage, value_target
+
+
+def _fill(rollout: Trace) -> tuple[Trace, Tensor]:
+    """Return the rollout with V for V' where a trajectory was cut and V' is NaN, and the active steps.
+
+    What no recursion reads is 0: the gradient of a NaN that does not count is NaN.
+    """
+    reward, value, following, terminated, truncated, _ = rollout
+    active = torch.ones_like(terminated) if rollout.active is None else rollout.active
     is_last = active & (active.flip(0).cumsum(0).flip(0) == 1)
-    gap = rollout.next_value.isnan() & (rollout.truncated | is_last)
-    next_value = torch.where(gap, rollout.value, rollout.next_value).detach()
-    return module, rollout._replace(next_value=next_value, active=active)
+    following = torch.where(following.isnan() & (truncated | is_last), value, following)
+    reward, value, following = (numbers.masked_fill(~active, 0) for numbers in (reward, value, following))
+    return Trace(reward, value, following.masked_fill(terminated, 0), terminated, truncated, active), active
 
 
-def empty_returns(reward: Tensor) -> Returns:
-    """Memory for a backend's results."""
-    shape, dtype, device = reward.shape, reward.dtype, reward.device
-    return torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
+def _at(number: float | Tensor, t: int) -> float | Tensor:
+    return number[t] if isinstance(number, Tensor) else number
+
+
+def _ahead(rollout: Trace, t: int, cut: Tensor, gamma: float | Tensor, weight: float | Tensor) -> Tensor:
+    """r + γ·V': V' counts ``weight`` times within an episode; where that is 0 it is not read."""
+    next_value = rollout.next_value[t]
+    unread = weight == 0 if isinstance(weight, Tensor) else torch.full_like(cut, weight == 0)
+    return rollout.reward[t] + gamma * torch.where(cut, next_value, weight * next_value.masked_fill(unread & ~cut, 0))

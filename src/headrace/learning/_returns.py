@@ -9,8 +9,8 @@ Every estimator takes tensors (T, N), time-major, or (N, T) with ``batch_first=T
   they would get if the suspended steps were not there. Their own results are 0, and whatever they hold, NaN
   included, is never read.
 
-- ``gamma``, one number, or a tensor in the shape of ``reward`` with the discount of every step (as n-step samples have
-  them, or tasks whose steps differ in length). One number is much faster: it has kernels of its own.
+- ``gamma`` and ``lam``, one number, or a tensor in the shape of ``reward`` with the γ_t or λ_t of every step (as n-step
+  samples have them, or tasks whose steps differ in length). One number is much faster: it has kernels of its own.
 
 The last step of the rollout cuts whatever goes on: it bootstraps with ``next_value`` too.
 
@@ -19,7 +19,8 @@ steps of an episode for estimators that do not bootstrap there. Where a trajecto
 ``next_value`` is NaN, because a compact store has no observation for it, ``value`` stands for it: V(s_t) for
 V(s_{t+1}), as in TorchRL. That is an approximation; :func:`~headrace.learning.repair_next_obs` counts such steps.
 
-Results are fresh, in the layout and dtype of the inputs, and carry no gradient.
+Results are fresh, in the layout and dtype of the inputs. They carry no gradient, unless ``differentiable``: then it
+flows to rewards, values, next values and log-ratios, as far as they are read, through plain torch, a step at a time.
 
 In the docstrings γ is ``gamma``, V_t is ``value``, V'_t is ``next_value``, set to 0 where terminated, and t+1 is
 the environment's next active step.
@@ -33,12 +34,12 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError, DeviceError, DtypeError, ShapeError
-from headrace.learning import _return_recursions as kernels
+from headrace.learning import _return_recursions as recursions
 from headrace.learning._return_recursions import Recursion, Trace, lambda_returns
 
 
 class Estimate(NamedTuple):
-    """What an estimator gives: fresh tensors in the layout and dtype of its inputs, without gradients."""
+    """What an estimator gives: fresh tensors in the layout and dtype of its inputs."""
 
     advantage: Tensor
     """What the policy's loss weighs log-probabilities with."""
@@ -54,9 +55,10 @@ def gae(
     truncated: Tensor,
     *,
     gamma: float | Tensor,
-    lam: float,
+    lam: float | Tensor,
     active: Tensor | None = None,
     batch_first: bool = False,
+    differentiable: bool = False,
 ) -> Estimate:
     """Generalized advantage estimation (Schulman et al., 2016).
 
@@ -66,31 +68,11 @@ def gae(
     advantage = A_t,  value_target = A_t + V_t
     ```
     """
-    _unit("lam", lam)
-    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
-    return _estimate(lambda_returns(rollout, Recursion(discount, lam, base=1)), batch_first)
-
-
-def td0(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    *,
-    gamma: float | Tensor,
-    active: Tensor | None = None,
-    batch_first: bool = False,
-) -> Estimate:
-    """Return one-step temporal difference.
-
-    ```
-    G_t = r_t + γ·V'_t
-    advantage = G_t − V_t,  value_target = G_t
-    ```
-    """
-    rollout = reward, value, next_value, terminated, truncated
-    return n_step(*rollout, gamma=gamma, n=1, active=active, batch_first=batch_first)
+    given = Trace(reward, value, next_value, terminated, truncated, active)
+    rollout, discount = _check_trace(given, gamma, batch_first)
+    trace = _per_step("lam", lam, given, batch_first)
+    recursion = Recursion(discount, trace, base=1)
+    return _estimate(lambda_returns(rollout, recursion, differentiable=differentiable), batch_first)
 
 
 def td_lambda(
@@ -101,9 +83,10 @@ def td_lambda(
     truncated: Tensor,
     *,
     gamma: float | Tensor,
-    lam: float,
+    lam: float | Tensor,
     active: Tensor | None = None,
     batch_first: bool = False,
+    differentiable: bool = False,
 ) -> Estimate:
     """TD(λ) returns.
 
@@ -114,37 +97,14 @@ def td_lambda(
     ```
 
     Equal to :func:`gae` where V'_t = V_{t+1} within every episode; different where next values come from another
-    network than values, a target network for one.
+    network than values, a target network for one. ``lam=1.0`` gives Monte Carlo returns: ``next_value`` is then read
+    only where an episode is truncated or cut by the end of the rollout.
     """
-    _unit("lam", lam)
-    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
-    return _estimate(lambda_returns(rollout, Recursion(discount, lam, base=0)), batch_first)
-
-
-def monte_carlo(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    *,
-    gamma: float | Tensor,
-    active: Tensor | None = None,
-    batch_first: bool = False,
-) -> Estimate:
-    """Discounted rewards to the end of the episode.
-
-    ```
-    G_t = r_t + γ·G_{t+1}        within an episode
-    G_t = r_t + γ·V'_t           where t terminated, truncated or is the last
-    advantage = G_t − V_t,  value_target = G_t
-    ```
-
-    ``next_value`` is read only where an episode is truncated or cut by the end of the rollout; pass zeros for returns
-    that count what was seen and nothing else.
-    """
-    rollout = reward, value, next_value, terminated, truncated
-    return td_lambda(*rollout, gamma=gamma, lam=1.0, active=active, batch_first=batch_first)
+    given = Trace(reward, value, next_value, terminated, truncated, active)
+    rollout, discount = _check_trace(given, gamma, batch_first)
+    trace = _per_step("lam", lam, given, batch_first)
+    recursion = Recursion(discount, trace, base=0)
+    return _estimate(lambda_returns(rollout, recursion, differentiable=differentiable), batch_first)
 
 
 def n_step(
@@ -158,8 +118,9 @@ def n_step(
     n: int,
     active: Tensor | None = None,
     batch_first: bool = False,
+    differentiable: bool = False,
 ) -> Estimate:
-    """n-step returns.
+    """n-step returns; ``n=1`` is the one-step temporal difference, TD(0).
 
     ```
     G¹_t = r_t + γ·V'_t
@@ -170,8 +131,10 @@ def n_step(
     """
     if n < 1:
         raise ConfigError(f"n: expected at least 1 step, got {n}")
-    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
-    return _estimate(kernels.n_step(rollout, gamma=discount, n=n), batch_first)
+    rollout, discount = _check_trace(
+        Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first
+    )
+    return _estimate(recursions.n_step(rollout, gamma=discount, n=n, differentiable=differentiable), batch_first)
 
 
 def vtrace(
@@ -187,6 +150,7 @@ def vtrace(
     c_clip: float = 1.0,
     active: Tensor | None = None,
     batch_first: bool = False,
+    differentiable: bool = False,
 ) -> Estimate:
     """V-trace (Espeholt et al., 2018): off-policy corrected targets.
 
@@ -205,14 +169,16 @@ def vtrace(
     """
     if not (rho_clip > 0 and c_clip > 0):
         raise ConfigError(f"rho_clip, c_clip: expected positive numbers, got {rho_clip} and {c_clip}")
-    rollout, discount = _checked(Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first)
+    rollout, discount = _check_trace(
+        Trace(reward, value, next_value, terminated, truncated, active), gamma, batch_first
+    )
     _like("log_ratio", log_ratio, reward)
-    ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).detach().exp()
+    ratio = (log_ratio.transpose(0, 1) if batch_first else log_ratio).exp()
     recursion = Recursion(discount, 1.0, base=1, rho_clip=rho_clip, c_clip=c_clip)
-    return _estimate(lambda_returns(rollout, recursion, ratio), batch_first)
+    return _estimate(lambda_returns(rollout, recursion, ratio, differentiable=differentiable), batch_first)
 
 
-def _checked(rollout: Trace, gamma: float | Tensor, batch_first: bool) -> tuple[Trace, float | Tensor]:
+def _check_trace(rollout: Trace, gamma: float | Tensor, batch_first: bool) -> tuple[Trace, float | Tensor]:
     """Return the rollout time-major, and the discount: one number, or (T, N) in the rollout's dtype."""
     reward, layout = rollout.reward, "(N, T)" if batch_first else "(T, N)"
     if reward.dim() != 2:
@@ -227,20 +193,25 @@ def _checked(rollout: Trace, gamma: float | Tensor, batch_first: bool) -> tuple[
             _same_shape(name, flag, reward)
             if flag.dtype != torch.bool:
                 raise DtypeError(f"{name}: expected torch.bool, got {flag.dtype}; convert it with .bool()")
-    if not isinstance(gamma, Tensor) or gamma.numel() == 1 != reward.numel():
-        discount = _unit("gamma", gamma)
-    else:
-        _same_shape("gamma", gamma, reward)
-        discount = gamma.detach().to(reward.dtype)
-        if rollout.active is not None:
-            discount = discount.masked_fill(~rollout.active, 0)  # what suspended steps hold there is not read, either
-        wrong = int((~((discount >= 0) & (discount <= 1))).sum())
-        if wrong:
-            raise ConfigError(f"gamma: expected numbers from 0 to 1, got {wrong} that are not")
-        discount = discount.transpose(0, 1) if batch_first else discount
+    discount = _per_step("gamma", gamma, rollout, batch_first)
     if batch_first:
         rollout = Trace(*(None if tensor is None else tensor.transpose(0, 1) for tensor in rollout))  # type: ignore[arg-type]  # None stays where None was: active only
     return rollout, discount
+
+
+def _per_step(name: str, given: float | Tensor, rollout: Trace, batch_first: bool) -> float | Tensor:
+    """Return one number, or (T, N) in the rollout's dtype, from 0 to 1; the rollout is as it was passed."""
+    reward = rollout.reward
+    if not isinstance(given, Tensor) or given.numel() == 1 != reward.numel():
+        return _unit(name, given)
+    _same_shape(name, given, reward)
+    numbers = given.detach().to(reward.dtype)
+    if rollout.active is not None:
+        numbers = numbers.masked_fill(~rollout.active, 0)  # what suspended steps hold there is not read, either
+    wrong = int((~((numbers >= 0) & (numbers <= 1))).sum())
+    if wrong:
+        raise ConfigError(f"{name}: expected numbers from 0 to 1, got {wrong} that are not")
+    return numbers.transpose(0, 1) if batch_first else numbers
 
 
 def _estimate(result: tuple[Tensor, Tensor], batch_first: bool) -> Estimate:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._kernels.compiled import helper, kernel, run
-from headrace.learning._return_recursions import Recursion, Returns, Trace, empty_returns
+from headrace.learning._return_recursions import Recursion, Returns, Trace
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -94,69 +94,19 @@ def _lambda_returns(
             value_target[at] = target if live else zero
 
 
-@kernel(checked_division=False, no_overlap=True)
-def _n_step(
-    start: int,
-    stop: int,
-    shape: tuple[int, int],
-    arrays: Arrays,
-    active: Flags | None,
-    gamma: Number,
-    n: int,
-    advantage: Floats,
-    value_target: Floats,
-) -> None:
-    """n-step returns: pass m makes the m-step return of t from the (m−1)-step return of the step after t."""
-    steps, envs = shape
-    reward, value, next_value, terminated, truncated = arrays
-    zero, one = reward.dtype.type(0), reward.dtype.type(1)
-    carry = np.zeros(stop - start, reward.dtype)
-    for m in range(n):
-        fresh = np.ones(stop - start, np.bool_)
-        weight = one if m == 0 else zero
-        for back in range(steps):
-            lo = np.uint64((steps - 1 - back) * envs + start)
-            for i in range(np.uint64(stop - start)):
-                at = lo + i
-                now, old, shorter = value[at], carry[i], value_target[at]
-                cut = truncated[at] | fresh[i]
-                following = zero if terminated[at] | cut | (m == 0) else old
-                ahead = _ahead(reward[at], now, next_value[at], terminated[at], cut, gamma, zero, weight)
-                longer = ahead + gamma * following
-                live = active is None or active[at]
-                carry[i] = shorter if live else old
-                fresh[i] = fresh[i] & (not live)
-                advantage[at] = longer - now if live else zero
-                value_target[at] = longer if live else zero
-
-
 def lambda_returns(rollout: Trace, recursion: Recursion, ratio: Tensor | None) -> Returns:
     """See :func:`headrace.learning._return_recursions.lambda_returns`."""
-    gamma, lam, base, rho_clip, c_clip = map(_scalar(rollout), recursion)
+    (steps, envs), dtype = rollout.reward.shape, rollout.reward.dtype
+    number = np.float32 if dtype == torch.float32 else np.float64
+    gamma, lam, base, rho_clip, c_clip = map(number, recursion)
     # None: V' counts once, which numba compiles apart
-    weight = None if base else _scalar(rollout)(1 - recursion.lam)
-    ratios = None if ratio is None else _array(ratio)
-    return _run(_lambda_returns, rollout, ratios, weight, (gamma, lam, rho_clip, c_clip))
-
-
-def n_step(rollout: Trace, gamma: float, n: int) -> Returns:
-    """See :func:`headrace.learning._return_recursions.n_step`."""
-    return _run(_n_step, rollout, _scalar(rollout)(gamma), n)
-
-
-def _scalar(rollout: Trace) -> Any:
-    """Return the numpy type of one number of the rollout."""
-    return np.float32 if rollout.reward.dtype == torch.float32 else np.float64
-
-
-def _run(compiled: Any, rollout: Trace, *settings: Any) -> Returns:
-    steps, envs = rollout.reward.shape
-    outputs = empty_returns(rollout.reward)
-    arrays = tuple(_array(tensor) for tensor in rollout[:5])
-    active = None if rollout.active is None else _array(rollout.active)
+    weight = None if base else number(1 - recursion.lam)
+    outputs = torch.empty(steps, envs, dtype=dtype), torch.empty(steps, envs, dtype=dtype)
     if steps:
-        args = (steps, envs), arrays, active, *settings, *map(_array, outputs)
-        run(compiled, envs, *args, min_rows=_SHARE // steps + 1)
+        arrays = tuple(_array(tensor) for tensor in rollout[:5])
+        active, ratios = (None if given is None else _array(given) for given in (rollout.active, ratio))
+        args = (steps, envs), arrays, active, ratios, weight, (gamma, lam, rho_clip, c_clip), *map(_array, outputs)
+        run(_lambda_returns, envs, *args, min_rows=_SHARE // steps + 1)
     return outputs
 
 

@@ -35,8 +35,6 @@ class Segments:
     """(C,): their environments."""
     final: Tensor
     """(F,): the packed row that is the last of its environment."""
-    final_rank: Tensor
-    """(F,): its segment, counted in the order of the first block."""
     final_env: Tensor
     """(F,): their environments. Those missing took no step after their last reset, or none at all."""
     forgotten: Tensor
@@ -90,8 +88,7 @@ def segments(resets: Tensor, active: Tensor | None) -> Segments:
     continues = lengths[opening] > 0
     latest = segment[-1] if steps else opening
     moved = lengths[latest] > 0
-    final_rank = rank[latest[moved]]
-    final = starts[lengths[latest[moved]] - 1] + final_rank if len(starts) else grid
+    final = starts[lengths[latest[moved]] - 1] + rank[latest[moved]] if len(starts) else grid
     host_sizes = sizes.cpu()
     ends = host_sizes.cumsum(0).tolist()
     return Segments(
@@ -103,7 +100,6 @@ def segments(resets: Tensor, active: Tensor | None) -> Segments:
         carried=rank[opening[continues]],
         carried_env=rows[continues],
         final=final,
-        final_rank=final_rank,
         final_env=rows[moved],
         forgotten=resets.any(0),
     )
@@ -139,17 +135,10 @@ def unpack(packed: Tensor, layout: Segments) -> Tensor:
     return grid.index_copy(0, layout.order, packed).unflatten(0, (layout.steps, layout.envs))
 
 
-def opening_states(initial: Tensor, layout: Segments) -> Tensor:
-    """States (…, B, H) → those before the first block, (…, S, H): zero, except where a segment carries one in."""
-    count = layout.blocks[0][1] if layout.blocks else 0
-    opening = initial.new_zeros((*initial.shape[:-2], count, initial.shape[-1]))
-    return opening.index_copy(-2, layout.carried, initial.index_select(-2, layout.carried_env))
-
-
-def final_states(initial: Tensor, states: Tensor, rows: Tensor, layout: Segments) -> Tensor:
-    """Return the states of every environment after the slice, (…, B, H): ``states[…, rows, :]`` where there are any."""
+def final_states(initial: Tensor, packed: Tensor, layout: Segments) -> Tensor:
+    """Return the states of every environment after the slice, (B, H): the last of its packed rows, if it has any."""
     kept = initial.masked_fill(layout.forgotten[:, None], 0)
-    return kept.index_copy(-2, layout.final_env, states.index_select(-2, rows))
+    return kept.index_copy(0, layout.final_env, packed.index_select(0, layout.final))
 
 
 def check_sizes(input_size: int, hidden_size: int, num_layers: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, DtypeError, IdError, ShapeError
+from headrace.learning._return_recursions import following_rows
 from headrace.types import Obs
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def rollout_values(
     beyond = _evaluate(network, extra, envs + (0 if places is None else len(places)), chunk_size)
     value = now.view(steps, envs)
     table = torch.cat((now, beyond))
-    following = _following(steps, envs, active, now.device)
+    following = following_rows(steps, envs, active, now.device)
     if places is not None:
         following = following.flatten().index_copy(
             0, places, torch.arange(len(places), device=now.device) + (steps + 1) * envs
@@ -199,17 +200,6 @@ def _missing(rows: ObsRows, rank: int) -> Tensor:
         if tensor.is_floating_point():
             found |= (~tensor.isfinite()).reshape(*tensor.shape[:rank], -1).any(-1)
     return found
-
-
-def _following(steps: int, envs: int, active: Tensor | None, device: torch.device) -> Tensor:
-    """For each step, the row of the observation that follows it: (T, N) indices into T·N + N rows."""
-    rows = torch.arange((steps + 1) * envs, device=device).view(steps + 1, envs)
-    if active is None:
-        return rows[1:]
-    # the next row that was evaluated: skipped ones stand for the first live one after them
-    asleep = torch.cat((~active, torch.zeros_like(active[:1]) if steps else active.new_zeros((1, envs))))
-    candidates = rows.masked_fill(asleep, (steps + 1) * envs)
-    return candidates.flip(0).cummin(0).values.flip(0)[1:]
 
 
 def _evaluate(network: Callable[[ObsRows], Tensor], rows: ObsRows, count: int, chunk_size: int | None) -> Tensor:

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headrace._published import published, published_file, read_form
+from headrace._published import find_published_file, read_form, read_published
 from headrace.errors import ConfigError, DataError, UnknownNameError
 from headrace.files import hash_file, write_whole
-from headrace.learning._min_gru import MinGRU
 from headrace.learning._recurrent import GRU
 from headrace.learning.groups import GroupEncoder, Normalizer
 from headrace.types import Obs
@@ -24,7 +23,7 @@ from headrace.types import Obs
 _FORMAT, _VERSION = "headrace-actor-critic", 2
 _LIBRARY = "headrace"
 """Marks our entries in the manifest, which other learners' checkpoints share."""
-MemoryKind = Literal["none", "gru", "min_gru"]
+MemoryKind = Literal["none", "gru"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class NetworkCfg:
     hidden: tuple[int, ...] = (64, 64)
     """Layers of the actor and of the critic, which share nothing; ELU between them."""
     memory: MemoryKind = "none"
-    """``gru`` and ``min_gru`` put a recurrent layer of ``memory_size`` before the layers."""
+    """``gru`` puts a recurrent layer of ``memory_size`` before the layers."""
     memory_size: int = 64
     image_features: int = 128
     """Features that an image is turned into, before memory and layers."""
@@ -79,9 +78,8 @@ class Policy(nn.Module):
         self.made_of: dict[str, Any] = {**groups, "low": low, "high": high, "cfg": sizes}
         options: dict[str, Any] = {"normalize": cfg.normalize_obs, "image_features": cfg.image_features}
         self.encoder = GroupEncoder(actor_groups, **options)
-        memory = {"gru": GRU, "min_gru": MinGRU}.get(cfg.memory)
-        self.memory = None if memory is None else memory(self.encoder.width, cfg.memory_size)
-        self.memory_size = cfg.memory_size if memory else 0
+        self.memory = GRU(self.encoder.width, cfg.memory_size) if cfg.memory == "gru" else None
+        self.memory_size = 0 if self.memory is None else cfg.memory_size
         width = self.memory_size or self.encoder.width
         self.critic_encoder = GroupEncoder(critic_groups, **options) if critic_groups else None
         critic_width = width if self.critic_encoder is None else self.critic_encoder.width
@@ -181,13 +179,13 @@ def load_actor_critic(
     """Return a trained policy: one that ships with headrace, by its name, or one from a file.
 
     Args:
-        path_or_name: ``cartpole``, ``cartpole-camera``, … (see :func:`shipped_actor_critics`), or a path.
+        path_or_name: ``cartpole``, ``cartpole-camera``, … (see :func:`list_shipped_actor_critics`), or a path.
         device: where its tensors go.
         trust: unpickle whatever is in the file, which can execute arbitrary code; otherwise nothing in it is executed.
     """
-    name, shipped = str(path_or_name), shipped_actor_critics()
+    name, shipped = str(path_or_name), list_shipped_actor_critics()
     if name in shipped:
-        return _read(published_file(name), device)
+        return _read(find_published_file(name), device)
     path = Path(path_or_name)
     if path.is_file():
         return _read(path, device, trust=trust)
@@ -196,9 +194,9 @@ def load_actor_critic(
     raise UnknownNameError("shipped policy", name, shipped)
 
 
-def shipped_actor_critics() -> dict[str, dict[str, Any]]:
+def list_shipped_actor_critics() -> dict[str, dict[str, Any]]:
     """Return the policies in the package: name → its entry of the manifest (file, task, sha256, made_by, score)."""
-    return {name: entry for name, entry in published().items() if entry["library"] == _LIBRARY}
+    return {name: entry for name, entry in read_published().items() if entry["library"] == _LIBRARY}
 
 
 def _read(path: Path, device: torch.device | str, *, trust: bool = False) -> SavedPolicy:

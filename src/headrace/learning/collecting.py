@@ -1,7 +1,4 @@
-"""Collecting a batch of steps as a ``TensorDict``, with or without next observations, in one process or several.
-
-Several processes write their rows of one batch into shared memory.
-"""
+"""Collecting a batch of steps as a ``TensorDict``, with or without next observations, in one process or several."""
 
 from __future__ import annotations
 
@@ -10,21 +7,23 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 import torch.multiprocessing as processes
 from torch import Tensor
 
-from headrace._interrupts import ignore_interrupts
+from headrace._children import begin_child
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, EnvError
+from headrace.replay import ReplayBuffer, SharedReplay
 from headrace.replay.forms import difference
-from headrace.types import Obs
+from headrace.types import Obs, Step
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -72,22 +71,17 @@ def collect(
         delta: keep ``("next", "delta")`` of this dtype instead, as :func:`headrace.replay.forms.to_delta` makes it.
         workers: collect in so many processes; see :class:`Collector`, which keeps them for the next batch.
     """
-    form = checked_form(steps, compact, delta)
+    form = check_form(steps, compact, delta)
     if isinstance(env, EnvRecipe):
         with Collector(env, policy, workers=workers or 1) as collector:
             return collector.collect(steps, seed=seed, compact=compact, delta=delta)
     if workers is not None:
         raise ConfigError("collect: workers make environments of their own; pass a recipe, such as env.recipe")
     obs = env.reset(seed=seed)[0] if reset else env.observe()
-    batch: Entry = {}
-    for t, (entry, _) in enumerate(collect_steps(env, policy, steps, obs, form)):
-        batch = batch or new_batch(entry, env.num_envs, steps)
-        for key, value in entry.items():
-            batch[key][:, t] = value
-    return as_tensordict(batch, env.num_envs, steps)
+    return as_tensordict(collect_steps(env, policy, steps, obs, form)[0], env.num_envs, steps)
 
 
-def checked_form(steps: int, compact: bool, delta: torch.dtype | None) -> NextForm:
+def check_form(steps: int, compact: bool, delta: torch.dtype | None) -> NextForm:
     """Return the form of a batch, refused where it cannot be collected."""
     if steps < 1:
         raise ConfigError(f"collect: expected at least 1 step, got {steps}")
@@ -96,29 +90,22 @@ def checked_form(steps: int, compact: bool, delta: torch.dtype | None) -> NextFo
     return NextForm(compact, delta)
 
 
-def new_batch(entry: Mapping[tuple[str, ...], Tensor], num_envs: int, steps: int) -> Entry:
-    """Memory for ``steps`` entries like this one, (N, steps, …) each; of the entry, rows may be missing."""
-    return {key: value.new_zeros((num_envs, steps, *value.shape[1:])) for key, value in entry.items()}
-
-
 def as_tensordict(batch: Entry, num_envs: int, steps: int) -> TensorDict:
     """Return the batch with its keys nested, over the same memory."""
     from tensordict import TensorDict
 
-    nested: dict[str, Any] = {}
-    for (*parents, name), value in batch.items():
-        inner = nested
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[name] = value
-    return TensorDict(nested, [num_envs, steps])
+    nested = TensorDict({}, [num_envs, steps])
+    for path, value in batch.items():
+        nested[path] = value
+    return nested
 
 
 def collect_steps(
     env: BatchEnv, policy: Callable[[Obs], Tensor], steps: int, obs: Obs, form: NextForm
-) -> Generator[tuple[Entry, Obs]]:
-    """Yield the entries (N, …) of some steps, each with the observation to go on with."""
-    for _ in range(steps):
+) -> tuple[Entry, Obs]:
+    """Return the batch (N, steps, …) of some steps, and the observation to go on with."""
+    batch: Entry = {}
+    for t in range(steps):
         active, ids, counts = env.active, env.episode_ids, env.episode_steps
         action = policy(obs)
         step = env.step(action)
@@ -139,8 +126,12 @@ def collect_steps(
                     entry["next", "observation", name] = value
                 else:
                     entry["next", "delta", name] = difference(obs[name], value, form.delta, name)
-        yield entry, step.obs
+        if not batch:
+            batch = {key: value.new_zeros((value.shape[0], steps, *value.shape[1:])) for key, value in entry.items()}
+        for key, value in entry.items():
+            batch[key][:, t] = value
         obs = step.obs
+    return batch, obs
 
 
 def _true_next(obs: Obs, final: Obs | None, ended: Tensor | None) -> Obs:
@@ -152,9 +143,6 @@ def _true_next(obs: Obs, final: Obs | None, ended: Tensor | None) -> Obs:
         for name, value in obs.items()
     }
 
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 _PATIENCE = 10.0
 """Seconds for a worker to end by itself."""
@@ -169,10 +157,12 @@ class _Order(NamedTuple):
     form: NextForm
     reset: bool
     seed: int | None
+    store: Path | None = None
+    """Where to put the steps; None: they are sent."""
 
 
 class Collector:
-    """Worker processes with environments of their own, which fill one batch together.
+    """Worker processes with environments of their own, each of which collects its rows of a batch.
 
     Worker k has a share of the recipe's environments, in order, and runs the episodes that they would have in one
     process. So for a policy that treats rows alike and draws no random numbers of its own, the batch is the same bits
@@ -218,32 +208,53 @@ class Collector:
         compact: bool = False,
         delta: torch.dtype | None = None,
     ) -> TensorDict:
-        """Collect the next steps of all environments, (N, steps), in shared memory; see :func:`collect`.
+        """Collect the next steps of all environments, (N, steps); see :func:`collect`.
 
         The first call begins with a reset in any case. ``policy``: a new one, for example with new weights; it stays.
         """
+        order = _Order(steps, policy, check_form(steps, compact, delta), reset, seed)
+        parts: list[Entry] = self._ask([order] * len(self._pipes))
+        batch = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        return as_tensordict(batch, self.num_envs, steps)
+
+    def fill(
+        self,
+        shared: SharedReplay,
+        steps: int,
+        *,
+        policy: Callable[[Obs], Tensor] | None = None,
+        reset: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        """Step all environments, and let each worker write to its own store of ``shared``, which can be read meanwhile.
+
+        Made for as many writers as there are workers, and as many environments; other arguments as in
+        :meth:`collect`. The stores belong to the workers until :meth:`close`.
+        """
+        if len(shared.paths) != len(self._pipes) or shared.num_envs != self.num_envs:
+            raise ConfigError(
+                f"fill: expected stores for {len(self._pipes)} writers and {self.num_envs} environments, got "
+                f"{len(shared.paths)} and {shared.num_envs}; make them with SharedReplay.create"
+            )
+        order = _Order(steps, policy, check_form(steps, False, None), reset, seed)
+        self._ask([order._replace(store=path) for path in shared.paths])
+
+    def _ask(self, orders: list[_Order]) -> list[Any]:
+        """Send each worker its order, and return what they answer."""
         if not self._workers:
             raise ConfigError("Collector: it was closed; make a new one")
-        form = checked_form(steps, compact, delta)
-        if policy is not None:
-            _check_pickles(policy)
-        sent, self._policy = policy or self._policy, None
+        sent = orders[0].policy or self._policy
+        if orders[0].policy is not None:
+            _check_pickles(orders[0].policy)
         try:
-            described = self._ask(_Order(steps, sent, form, reset, seed))
-            like = {key: torch.empty((0, *shape), dtype=dtype) for key, (shape, dtype) in described[0].items()}
-            batch = {key: value.share_memory_() for key, value in new_batch(like, self.num_envs, steps).items()}
-            self._ask(batch)
+            for pipe, order in zip(self._pipes, orders, strict=True):
+                with contextlib.suppress(BrokenPipeError):  # it died; what it said before that is read below
+                    pipe.send(order._replace(policy=sent))
+            self._policy = None
+            return [self._receive(pipe) for pipe in self._pipes]
         except BaseException:  # also Ctrl-C; the workers are in the middle of something
             self.close()
             raise
-        return as_tensordict(batch, self.num_envs, steps)
-
-    def _ask(self, message: _Order | Entry) -> list[Any]:
-        """Tell all workers something, and what each answers."""
-        for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):  # it died; what it said before that is read below
-                pipe.send(message)
-        return [self._receive(pipe) for pipe in self._pipes]
 
     def _receive(self, pipe: Connection) -> Any:
         try:
@@ -286,7 +297,7 @@ def _check_pickles(policy: Callable[[Obs], Tensor]) -> None:
 
 def _work(pipe: Connection, recipe: EnvRecipe, first: int, count: int) -> None:
     """Make the environments and follow orders until there are none."""
-    ignore_interrupts()
+    begin_child()
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed * 1_000_003 + first)
     env: Any = None
@@ -311,10 +322,17 @@ def _work(pipe: Connection, recipe: EnvRecipe, first: int, count: int) -> None:
 def _follow(pipe: Connection, env: Any, first: int, count: int) -> None:
     policy: Callable[[Obs], Tensor] | None = None
     obs: Obs | None = None
+    store: ReplayBuffer | None = None
+    place: Path | None = None
     while True:
         order: _Order | None = pipe.recv()
+        if store is not None and (order is None or order.store != place):
+            store.close()
+            store = None
         if order is None:
             return
+        if order.store is not None and store is None:
+            store, place = ReplayBuffer.open(order.store), order.store
         policy = order.policy or policy
         assert policy is not None
         if obs is None or order.seed is not None:
@@ -323,21 +341,19 @@ def _follow(pipe: Connection, env: Any, first: int, count: int) -> None:
         elif order.reset:
             obs, _ = env.reset()
         assert obs is not None
-        obs = _steps(pipe, env, policy, order, obs, slice(first, first + count))
+        if store is not None:
+            obs = _store_steps(store, env, policy, order.steps, obs)
+            pipe.send(None)
+        else:
+            batch, obs = collect_steps(env, policy, order.steps, obs, order.form)
+            pipe.send(batch)  # in shared memory: torch sends tensors so
 
 
-def _steps(pipe: Connection, env: Any, policy: Any, order: _Order, obs: Obs, rows: slice) -> Obs:
-    """Write the rows of this worker into the batch that the parent makes when it knows the first step."""
-    batch: Entry = {}
-    for t, (entry, after) in enumerate(collect_steps(env, policy, order.steps, obs, order.form)):
-        if not batch:
-            pipe.send({key: (tuple(value.shape[1:]), value.dtype) for key, value in entry.items()})
-            received: Entry | None = pipe.recv()
-            if received is None:
-                raise EOFError("the collector was closed")
-            batch = received
-        for key, value in entry.items():
-            batch[key][rows, t] = value
-        obs = after
-    pipe.send(None)
+def _store_steps(store: ReplayBuffer, env: Any, policy: Callable[[Obs], Tensor], steps: int, obs: Obs) -> Obs:
+    """Write steps to a store; returns the observation to go on with."""
+    for _ in range(steps):
+        active, action = env.active, policy(obs)
+        step: Step = env.step(action)
+        store.extend(obs, action, step, active)
+        obs = step.obs
     return obs

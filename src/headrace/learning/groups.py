@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.errors import ConfigError
+from headrace.learning.ranks import gather_ranks, moments
 from headrace.types import Obs
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -84,8 +85,8 @@ def read_groups(
     unread = frozenset(names) - {*actor, *critic}
     images = {name for name, group in space.spaces.items() if len(group.shape or ()) == 3}
     return ReadGroups(
-        actor={name: _checked_shape(name, space.spaces[name]) for name in actor},
-        critic={name: _checked_shape(name, space.spaces[name]) for name in critic},
+        actor={name: _check_shape(name, space.spaces[name]) for name in actor},
+        critic={name: _check_shape(name, space.spaces[name]) for name in critic},
         unread=unread,
         images_unread=bool(images) and images <= unread,
     )
@@ -110,7 +111,7 @@ def as_float_rows(rows: Tensor) -> Tensor:
     return rows.movedim(-1, 1) if rows.shape[-1] < rows.shape[1] else rows
 
 
-def _checked_shape(name: str, space: spaces.Space[object]) -> tuple[int, ...]:
+def _check_shape(name: str, space: spaces.Space[object]) -> tuple[int, ...]:
     hint = "choose the groups to read with actor_groups and critic_groups (--ppo)"
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or len(space.shape) not in (1, 3):
         raise ConfigError(
@@ -150,11 +151,12 @@ class Normalizer(nn.Module):
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
         """Take rows (n, size) in, n at least 1."""
-        share = len(rows) / (float(self.count) + len(rows))
-        shift, spread = rows.mean(0) - self.mean, rows.var(0, unbiased=False) - self.variance
+        count, mean, variance = moments(rows)
+        share = count / (float(self.count) + count)
+        shift, spread = mean - self.mean, variance - self.variance
         self.mean += shift * share
         self.variance += (spread + shift.square() * (1 - share)) * share
-        self.count += len(rows)
+        self.count += count
 
 
 class ImageNormalizer(nn.Module):
@@ -187,6 +189,8 @@ class ImageNormalizer(nn.Module):
         spread, axes = torch.linalg.eigh((rest.T @ rest / len(rest)).double())
         # less than one gray level is not a signal
         self.mix.copy_(axes / (spread + 1e-5).sqrt())
+        for buffer, first in zip((self.mean, self.mix), gather_ranks((self.mean, self.mix))[0], strict=True):
+            buffer.copy_(first)
         self.fitted.fill_(True)
 
 

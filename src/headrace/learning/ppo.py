@@ -23,9 +23,10 @@ from headrace.learning._returns import Estimate, gae
 from headrace.learning._values import rollout_values
 from headrace.learning.actor_critic import MemoryKind, NetworkCfg, Policy
 from headrace.learning.groups import read_groups
+from headrace.learning.ranks import average_gradients, moments, read_ranks, sum_ranks
 from headrace.replay import ArraySpec
 from headrace.replay.rollout import Rollout, RolloutBuffer
-from headrace.types import EpisodeEnds, StateDict, Step, StepInfo
+from headrace.types import EpisodeEnds, StackSpec, StateDict, Step, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ class PPO:
         critic_groups = read.critic if read.critic_only else None
         none = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         self._observe = (none,) if read.images_unread else ()
-        self._random = torch.Generator(env.device).manual_seed(self.cfg.seed)
+        self._random = torch.Generator(env.device).manual_seed(self.cfg.seed + read_ranks()[0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.cfg.seed)
             bounds = space.low.tolist(), space.high.tolist()
@@ -118,12 +119,17 @@ class PPO:
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.cfg.learning_rate)
         log_prob = {"log_prob": ArraySpec((), torch.float32)}
         kept = spaces.Dict({name: cast("spaces.Dict", seen)[name] for name in read.all})
-        self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, kept, space, extras=log_prob)
+        stack = {name: spec for name, spec in _stacks_of(env).items() if name in read.all}
+        self.buffer = RolloutBuffer(self.cfg.steps, env.num_envs, kept, space, stack=stack, extras=log_prob)
         self.steps, self._state = 0, self.policy.initial_state(env.num_envs)
         self._fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self._begun = self._state, self._fresh
         """The policy's memory when the rollout began, and where an episode was new."""
         self._obs = read.of(env.reset(seed=env.seed)[0])
+        rank, ranks = read_ranks()
+        if ranks > 1:  # the environments of all processes are those of one
+            ids = torch.arange(env.num_envs, device=env.device) + rank * env.num_envs
+            self._obs = read.of(env.reset(options={"episode_ids": ids})[0])
 
     def learn(self, iterations: int) -> Iterator[Report]:
         """Collect and improve, ``iterations`` times, with a report after each."""
@@ -163,7 +169,7 @@ class PPO:
 
     def improve(self) -> tuple[float, float]:
         """Learn from what was collected; gives the last epoch's KL and value loss."""
-        rollout, (state, fresh) = self.buffer.rollout(), self._begun
+        rollout, (state, fresh) = self.buffer.rollout(observations=False), self._begun
         if not bool(rollout.active.any()):
             raise LifecycleError("PPO: expected active environments, got none in a whole rollout; resume() some")
         ended = rollout.terminated | rollout.truncated | rollout.cut
@@ -175,13 +181,20 @@ class PPO:
             order = torch.randperm(self.env.num_envs, generator=self._random, device=self.env.device)
             for envs in order.tensor_split(self.cfg.minibatches):
                 sums += self._update(rollout, state, resets, goal, envs)
+            sums = sum_ranks(sums)
             kl, value_loss = float(sums[0] / sums[2]), float(sums[1] / sums[2])
             factor = 1 / 1.5 if kl > 2 * self.cfg.target_kl else 1.5 if kl < self.cfg.target_kl / 2 else 1.0
             for group in self.optimizer.param_groups:
                 group["lr"] = min(max(group["lr"] * factor, 1e-5), self.cfg.max_learning_rate)
         # after learning, so that the policy that is compared with itself is the same function
-        self.policy.update_normalizers(rollout.obs, rollout.active)
+        for envs in self._parts():
+            if bool((live := rollout.active[:, envs]).any()):
+                self.policy.update_normalizers(self.buffer.observations(envs), live)
         return kl, value_loss
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        """Return all environments in as many parts as minibatches: stacks are written out for one part at a time."""
+        return torch.arange(self.env.num_envs, device=self.env.device).tensor_split(self.cfg.minibatches)
 
     def state_dict(self) -> StateDict:
         """Return the state besides weights and environment: the random stream and the policy's memory."""
@@ -199,7 +212,11 @@ class PPO:
     def _estimate(self, rollout: Rollout, state: Tensor, resets: Tensor, ended: Tensor) -> Estimate:
         """Advantages, normalized over active steps, and value targets."""
         policy = self.policy
-        seen, watched, after = policy.features(rollout.obs, state, resets, rollout.active)
+        parts = [
+            policy.features(self.buffer.observations(envs), state[:, envs], resets[:, envs], rollout.active[:, envs])
+            for envs in self._parts()
+        ]
+        seen, watched, after = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         _, last, _ = policy.features(rollout.last_obs, after, ended[-1])
         # the memory after a step is what the step put out
         at_end = state if policy.memory is None else seen[rollout.final_step, rollout.final_env][None]
@@ -213,8 +230,8 @@ class PPO:
             gamma=self.cfg.gamma, lam=self.cfg.lam, active=rollout.active,
         )  # fmt: skip
         policy.value_scale.update(target[rollout.active][:, None])
-        taken = advantage[rollout.active]
-        return Estimate((advantage - taken.mean()) / (taken.std(unbiased=False) + 1e-8), target)
+        _, mean, variance = moments(advantage[rollout.active])
+        return Estimate((advantage - mean) / (variance.sqrt() + 1e-8), target)
 
     def _update(self, rollout: Rollout, state: Tensor, resets: Tensor, goal: Estimate, envs: Tensor) -> Tensor:
         """Return one gradient step on all steps of some environments.
@@ -224,7 +241,7 @@ class PPO:
         policy, live = self.policy, rollout.active[:, envs]
         if not bool(live.any()):
             return torch.zeros(3)
-        obs = {name: group[:, envs] for name, group in rollout.obs.items()}
+        obs = self.buffer.observations(envs)
         seen, watched, _ = policy.features(obs, state[:, envs], resets[:, envs], live)
         chosen = policy.distribution(seen[live])
         log_ratio = chosen.log_prob(rollout.action[:, envs][live]).sum(-1) - rollout.extras["log_prob"][:, envs][live]
@@ -238,7 +255,14 @@ class PPO:
             loss = loss + self.cfg.guess_weight * (policy.guess(seen[live]) - watched[live]).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
+        average_gradients(policy.parameters(), live.sum())
         nn.utils.clip_grad_norm_(policy.parameters(), self.cfg.max_grad_norm)
         self.optimizer.step()
         # the first is an estimate of the KL divergence that is never negative
         return torch.stack((((ratio - 1) - log_ratio).sum(), value_error.sum(), live.sum())).detach().cpu()
+
+
+def _stacks_of(env: BatchEnv | BridgeEnv) -> dict[str, StackSpec]:
+    """Return how images are stacked of frames, by group, as far as the environment declares it."""
+    images = {} if isinstance(env, BridgeEnv) else env.task.images
+    return {name: image.stack for name, image in images.items() if image.frames > 1}

@@ -11,23 +11,9 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.libraries.checkpoint import CheckpointMeta
-    from headrace.libraries.learner import InferencePolicy, Learner, LearnerEnv
-    from headrace.libraries.registry import CurveTags, LibrarySpec, libraries, library, make_learner, read_curves
-    from headrace.libraries.torch_state import library_run
+    from headrace.libraries.learner import Learner as Learner
+    from headrace.libraries.registry import LibrarySpec as LibrarySpec
+    from headrace.libraries.registry import make_learner as make_learner
+    from headrace.libraries.training import library_run as library_run
 
-__all__ = [
-    "CheckpointMeta",
-    "CurveTags",
-    "InferencePolicy",
-    "Learner",
-    "LearnerEnv",
-    "LibrarySpec",
-    "libraries",
-    "library",
-    "library_run",
-    "make_learner",
-    "read_curves",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,7 +1,11 @@
-"""What the learners of all libraries stand on: the environment as they want it, what they do alike, their policies."""
+"""What the learners of all libraries stand on: the environment as they want it, what they do alike, their policies.
+
+The first of them is our own: the small PPO of :mod:`headrace.learning.ppo`.
+"""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,26 +16,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from headrace._published import read_weights
 from headrace.envs.recipe import AnyEnv
 from headrace.errors import ConfigError
 from headrace.files import write_whole
+from headrace.learning.actor_critic import Policy, actor_critic_content, load_actor_critic
 from headrace.learning.groups import as_float_rows, channels_first, is_image, read_groups
-from headrace.learning.ppo import PPOCfg
-from headrace.libraries.checkpoint import CheckpointMeta, checked_fit, read_weights
-from headrace.libraries.torch_state import load_random_state, random_state
+from headrace.learning.ppo import PPO, PPOCfg
+from headrace.libraries.training import META_KEY, CheckpointMeta, Times, check_fit, load_random_state, random_state
 from headrace.types import EpisodeEnds, Obs, StateDict, StepInfo
 
 MemoryState: TypeAlias = tuple[Tensor, ...]
 """What a recurrent policy keeps of n rows: tensors (layers, n, size), zeros before an episode."""
 Act: TypeAlias = Callable[[Obs, MemoryState | None], tuple[Tensor, MemoryState | None]]
 """Groups (n, …) and the memory of these rows → actions (n, A) within the environment's bounds, and the memory after."""
-
-
-class Times(NamedTuple):
-    """Seconds of one iteration, wall time."""
-
-    collect: float
-    learn: float
 
 
 class InferencePolicy:
@@ -79,6 +77,7 @@ class LearnerEnv:
         reward_scale: float | None = None,
         actor_groups: Sequence[str] | None = None,
         critic_groups: Sequence[str] | None = None,
+        discrete: bool = False,
     ) -> None:
         """Check the spaces; refuse what PPO cannot act on or a network cannot read.
 
@@ -87,15 +86,17 @@ class LearnerEnv:
             reward_scale: factor on rewards; None where the library does that itself.
             actor_groups: observation groups that the actor reads; None for all but ``critic``.
             critic_groups: those of the critic; None for ``critic`` where the task has it, else the actor's.
+            discrete: actions that are numbers, (N,), are taken as well.
         """
         space = env.single_action_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        self.discrete = discrete and isinstance(space, spaces.Discrete)
+        if not self.discrete and (not isinstance(space, spaces.Box) or len(space.shape) != 1):
             raise ConfigError(f"PPO: expected a task with continuous actions (a flat Box), got {space}")
         if env.autoreset != "same_step":
             raise ConfigError(f'PPO: expected an environment with autoreset="same_step", got {env.autoreset!r}')
         self.env = env
         self.num_envs, self.device = env.num_envs, env.device
-        self.action_dim = space.shape[0]
+        self.action_dim = 1 if isinstance(space, spaces.Discrete) else cast("spaces.Box", space).shape[0]
         self.read = read_groups(env.single_observation_space, actor_groups, critic_groups)
         self.obs: Obs = {}
         """The newest observation; empty before :meth:`reset`."""
@@ -103,7 +104,7 @@ class LearnerEnv:
         self._scale = None if reward_scale is None else torch.tensor(reward_scale, device=env.device)
         self.ended: list[EpisodeEnds] = []
         """What :meth:`finished` gives next; a learner that steps the environment itself adds to it."""
-        self._bounds = _bounds(space, env.device)
+        self._bounds = _bounds(space, env.device) if isinstance(space, spaces.Box) else None
         self._unit = self._bounds is not None and bool((self._bounds[0] == 0.0).all() & (self._bounds[1] == 1.0).all())
         self._none = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         # cameras whose images are not read are not drawn
@@ -132,7 +133,7 @@ class LearnerEnv:
             actions: cut to that.
             within: the library has cut them already; they are then the environment's to keep.
         """
-        chosen = self.rescaled(actions, within=within)
+        chosen = self.rescale_actions(actions, within=within)
         obs, reward, terminated, truncated, info = self.env.step(chosen, *self._observe)
         self.obs = obs
         if self._scale is not None:
@@ -143,7 +144,7 @@ class LearnerEnv:
         cut = truncated & ~terminated
         return LearnerStep(obs, reward, terminated, cut, terminated | cut, True, bool(cut.any()), info)
 
-    def rescaled(self, actions: Tensor, *, within: bool = False) -> Tensor:
+    def rescale_actions(self, actions: Tensor, *, within: bool = False) -> Tensor:
         """Actions (N, A) from -1 to 1 in the environment's bounds; unbounded ones as they are. A fresh tensor, unless
         they are ``within`` and need no change."""
         if self._bounds is None:
@@ -175,14 +176,18 @@ class Learner(ABC):
 
     library: ClassVar[str]
     """As in ``--library``."""
+    algorithm: str = "PPO"
+    agent_cfg: Mapping[str, Any] | None = None
+    """The library's own configuration, where it was given instead of settings."""
 
-    def __init__(self, env: AnyEnv, settings: PPOCfg, *, scale_rewards: bool = True) -> None:
+    def __init__(self, env: AnyEnv, settings: PPOCfg, *, scale_rewards: bool = True, discrete: bool = False) -> None:
         """Check the spaces.
 
         Args:
             env: to learn on.
             settings: of PPO.
             scale_rewards: False where the library does that itself.
+            discrete: actions that are numbers are taken as well.
         """
         self.settings = settings
         self.core = LearnerEnv(
@@ -190,6 +195,7 @@ class Learner(ABC):
             reward_scale=settings.reward_scale if scale_rewards else None,
             actor_groups=settings.actor_groups,
             critic_groups=settings.critic_groups,
+            discrete=discrete,
         )
 
     @abstractmethod
@@ -226,7 +232,7 @@ class Learner(ABC):
                 is refused.
         """
         content = dict(read_weights(path, trust=trust))
-        checked_fit(path, self.library, lambda: self.load_content(content))
+        check_fit(path, self.library, lambda: self.load_content(content))
 
     def state_dict(self) -> StateDict:
         """Return what a checkpoint does not hold and resuming needs: environment, random streams, unfinished
@@ -267,3 +273,65 @@ def _bounds(space: spaces.Box, device: torch.device) -> tuple[Tensor, Tensor] | 
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         return None
     return (high + low) / 2.0, (high - low) / 2.0
+
+
+class OwnLearner(Learner):
+    """Our own small PPO, which steps the environment itself."""
+
+    library = "headrace"
+
+    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
+        super().__init__(env, settings)
+        self.ppo = PPO(env, settings)
+
+    def iterate(self) -> Times:
+        """One turn of ``PPO.learn``."""
+        begin = time.perf_counter()
+        self.core.ended.append(self.ppo.collect())
+        between = time.perf_counter()
+        self.ppo.improve()
+        return Times(between - begin, time.perf_counter() - between)
+
+    def content(self, meta: CheckpointMeta) -> dict[str, Any]:
+        """Return what ``save_actor_critic`` writes, the optimizer, and our description."""
+        more = {"optimizer": self.ppo.optimizer.state_dict(), META_KEY: meta.plain()}
+        return actor_critic_content(self.ppo.policy, meta.task, meta.overrides) | more
+
+    def load_content(self, content: dict[str, Any]) -> None:
+        """Networks, statistics, and the optimizer where the file has it."""
+        self.ppo.policy.load_state_dict(content["state_dict"])
+        if "optimizer" in content:
+            self.ppo.optimizer.load_state_dict(content["optimizer"])
+
+    def state_dict(self) -> StateDict:
+        """Environment, random stream, and the policy's memory."""
+        return {"env": self.core.state_dict(), "learner": self.ppo.state_dict()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.core.load_state_dict(state["env"])
+        self.ppo.load_state_dict(state["learner"])
+
+    def policy(self, *, deterministic: bool = True) -> InferencePolicy:
+        """Return the actor, with a memory of its own."""
+        return _inference(self.ppo.policy, deterministic=deterministic)
+
+
+def read_policy(path: Path, *, deterministic: bool, trust: bool = False) -> InferencePolicy:
+    """Return a policy from a file, without a learner. Nothing in it is executed, unless ``trust``."""
+    return _inference(load_actor_critic(path, trust=trust).policy, deterministic=deterministic)
+
+
+def _inference(policy: Policy, *, deterministic: bool) -> InferencePolicy:
+    recurrent = policy.memory is not None
+
+    def act(obs: Obs, memory: MemoryState | None) -> tuple[Tensor, MemoryState | None]:
+        state = policy.initial_state(len(obs[policy.encoder.names[0]])) if memory is None else memory[0]
+        if deterministic:
+            action, state = policy.act(obs, state)
+        else:
+            seen, state = policy.actor_features(obs, state)
+            action = policy.distribution(seen).sample().clamp(policy.low, policy.high)
+        return action, (state,) if recurrent else None
+
+    return InferencePolicy(act, recurrent=recurrent)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import warnings
+import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace.errors import ConfigError, DataError, UnknownNameError, UnsupportedError, require_extra
+from headrace.errors import ConfigError, DataError, HeadraceError, UnknownNameError, UnsupportedError, require_extra
 from headrace.files import read_json
 
 if TYPE_CHECKING:
@@ -21,29 +22,9 @@ if TYPE_CHECKING:
     from headrace.learning.ppo import PPOCfg
     from headrace.libraries.learner import AnyEnv, Learner
 
-BUILT_IN = {
-    "headrace": "headrace.libraries.own:LIBRARY",
-    "rl_games": "headrace.libraries.rl_games:LIBRARY",
-    "rsl_rl": "headrace.libraries.rsl_rl:LIBRARY",
-    "sb3": "headrace.libraries.sb3:LIBRARY",
-    "skrl": "headrace.libraries.skrl:LIBRARY",
-}
-"""Name as in ``--library`` → where its :class:`LibrarySpec` is. ``headrace`` is our own small learner."""
 ENTRY_POINTS = "headrace.libraries"
 """The group of entry points by which another package adds a library: name → ``module:SPEC``."""
 
-
-class CurveTags(NamedTuple):
-    """The TensorBoard tags of a library's learning curves, and what it counts along their x axis."""
-
-    reward: str
-    length: str
-    axis: Literal["iterations", "steps", "frames"]
-    """``steps`` of the batch; ``frames`` are steps times environments."""
-
-
-OWN_CURVES = CurveTags("Train/mean_reward", "Train/mean_episode_length", "iterations")
-"""The tags that every run is written under, so that runs of different libraries can be compared."""
 
 EVERY_GROUP: frozenset[GroupKind] = frozenset({"vector", "image", "several", "critic"})
 """What a library reads that takes any observation."""
@@ -66,12 +47,11 @@ class LibrarySpec:
     """The installed package whose version a bundle records."""
     learner: str
     """``module:Class`` of its :class:`headrace.libraries.Learner`; called with (environment, ``PPOCfg``)."""
-    suffix: str
-    """Of its checkpoint files."""
     marks: frozenset[str]
     """Entries by which its checkpoint files are recognized: keys of a torch file, else members of a zip archive."""
-    curves: CurveTags
-    reads: Mapping[MemoryKind, frozenset[GroupKind]]
+    suffix: str = ".pt"
+    """Of its checkpoint files."""
+    reads: Mapping[MemoryKind, frozenset[GroupKind]] = field(default_factory=lambda: {"none": EVERY_GROUP})
     """Which observation groups it can read with which kind of memory; a kind that is missing is refused."""
     module: str | None = None
     """What it is imported as; None where the core is enough."""
@@ -82,6 +62,8 @@ class LibrarySpec:
     loader: str | None = None
     """``module:function`` that reads a policy, (path, deterministic, trust) → policy; None to load it into a
     learner."""
+    agent: str | None = None
+    """What ``--agent`` may hold, in words; the learner is then called with it as third argument. None for nothing."""
     cannot_honor: Mapping[str, str] = field(default_factory=dict[str, str])
     """Settings of ``PPOCfg`` that it refuses to have changed, and why."""
     differences: tuple[str, ...] = ()
@@ -129,6 +111,84 @@ class LibrarySpec:
                 )
 
 
+BUILT_IN = {
+    spec.name: spec
+    for spec in (
+        LibrarySpec(
+            name="headrace",
+            distribution="headrace",
+            learner="headrace.libraries.learner:OwnLearner",
+            marks=frozenset({"format", "network", "state_dict"}),
+            loader="headrace.libraries.learner:read_policy",
+            reads={"none": EVERY_GROUP, "gru": EVERY_GROUP},
+            cannot_honor={"reward_scale": "it normalizes value targets instead, whatever the scale of the rewards"},
+            differences=(
+                "the learning rate adapts to the KL divergence of an epoch; learning_rate is where it begins",
+                "minibatches are whole slices of environments, not shuffled steps",
+                "value targets are normalized; rewards are not scaled",
+                "images go through a layer of image_features before the hidden layers",
+            ),
+        ),
+        LibrarySpec(
+            name="rl_games",
+            distribution="rl-games",
+            module="rl_games",
+            extra="rl-games",
+            learner="headrace.libraries.rl_games:RlGamesLearner",
+            suffix=".pth",
+            marks=frozenset({"model", "optimizer", "epoch"}),
+            reads={"none": EVERY_GROUP, "gru": EVERY_GROUP - {"image"}},
+            agent="the params of its own file, with a2c_continuous",
+            cannot_honor=NOT_OURS,
+            differences=(
+                "a truncated episode bootstraps from the value of the last observation but one",
+                "minibatches are the same runs of steps in each epoch, not shuffled",
+            ),
+        ),
+        LibrarySpec(
+            name="rsl_rl",
+            distribution="rsl-rl-lib",
+            module="rsl_rl",
+            extra="rsl-rl",
+            learner="headrace.libraries.rsl_rl:RslRlLearner",
+            marks=frozenset({"actor_state_dict", "critic_state_dict"}),
+            meta_key=("infos", "headrace"),
+            reads={"none": EVERY_GROUP, "gru": EVERY_GROUP - {"image"}},
+            agent="the configuration of its OnPolicyRunner",
+            cannot_honor=NOT_OURS,
+            differences=(
+                "a truncated episode bootstraps from the value of the last observation but one",
+                "max_grad_norm holds for actor and critic separately",
+            ),
+        ),
+        LibrarySpec(
+            name="sb3",
+            distribution="stable-baselines3",
+            module="stable_baselines3",
+            extra="sb3",
+            learner="headrace.libraries.sb3._learner:Sb3Learner",
+            suffix=".zip",
+            marks=frozenset({"policy.pth", "_stable_baselines3_version"}),
+            agent="keyword arguments of PPO, or of SAC, TD3 or DQN with algorithm: SAC, TD3 or DQN",
+            cannot_honor=NOT_OURS,
+            differences=("advantages are normalized per minibatch", "no recurrent policies"),
+        ),
+        LibrarySpec(
+            name="skrl",
+            distribution="skrl",
+            module="skrl",
+            extra="skrl",
+            learner="headrace.libraries.skrl:SkrlLearner",
+            marks=frozenset({"policy"}),
+            agent="the configuration of its Runner, for PPO or SAC",
+            cannot_honor=NOT_OURS,
+            differences=("no recurrent policies",),
+        ),
+    )
+}
+"""The libraries that there are without further packages. ``headrace`` is our own small learner."""
+_NUMBER = re.compile(r"[+-]?\d+\.?\d*[eE][+-]?\d+")
+_PLAIN = re.compile(r"(torch\.)?(nn\.)?[\w\- /]*|concatenate\(\[[A-Z_, ]+\]\)|tanh\([A-Z_]+\)")
 _KINDS: dict[GroupKind, str] = {
     "vector": "vectors",
     "image": "images",
@@ -139,7 +199,7 @@ _KINDS: dict[GroupKind, str] = {
 
 def library_names() -> list[str]:
     """Return what ``--library`` takes: the built-in libraries, and those of installed packages."""
-    return sorted({**BUILT_IN, **_installed()})
+    return sorted({**BUILT_IN, **_find_installed()})
 
 
 def libraries() -> list[LibrarySpec]:
@@ -150,9 +210,9 @@ def libraries() -> list[LibrarySpec]:
 @cache
 def library(name: str) -> LibrarySpec:
     """Return a library by name; an unknown one raises an error that suggests the nearest."""
-    added = _installed()
+    added = _find_installed()
     if name in BUILT_IN:
-        return cast("LibrarySpec", resolve(BUILT_IN[name]))
+        return BUILT_IN[name]
     if name not in added:
         raise UnknownNameError("library", name, library_names())
     found: object = added[name].load()
@@ -162,8 +222,52 @@ def library(name: str) -> LibrarySpec:
     return found
 
 
-def make_learner(name: str, env: AnyEnv, settings: PPOCfg | None = None) -> Learner:
+def read_agent(agent: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    """Return a library's own configuration, as JSON has it: of a YAML or JSON file, or of a dictionary."""
+    if isinstance(agent, (str, Path)):
+        from headrace.envs.recipe import read_yaml
+
+        return _numbers(dict(read_yaml(Path(agent), "--agent", "a library's configuration")))
+    try:
+        return cast("dict[str, Any]", json.loads(json.dumps(agent, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"agent: expected numbers, words, lists and dictionaries, as in a file: {error}") from error
+
+
+def _numbers(value: Any) -> Any:
+    """Return numbers for words such as 3e-4, which YAML reads as words."""
+    if isinstance(value, dict):
+        return {str(name): _numbers(each) for name, each in cast("dict[object, object]", value).items()}
+    if isinstance(value, list):
+        return [_numbers(each) for each in cast("list[object]", value)]
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def check_agent(agent: Mapping[str, Any], where: object) -> None:
+    """Refuse names of code in a configuration from a file of somebody else's: libraries import and run what it names.
+
+    Names of the library's own, and of layers of ``torch.nn``, are not refused.
+    """
+    for name, value in agent.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                check_agent(cast("dict[str, Any]", each), where)
+            elif isinstance(each, list):
+                check_agent({name: each}, where)
+            elif isinstance(each, str) and not _PLAIN.fullmatch(each):
+                raise DataError(
+                    f"{where}: its agent configuration has {name}={each!r}, which can execute arbitrary code. If you "
+                    "trust its author, pass --trust-checkpoint (trust=True)"
+                )
+
+
+def make_learner(
+    name: str, env: AnyEnv, settings: PPOCfg | None = None, agent: Mapping[str, Any] | None = None
+) -> Learner:
     """Return a library's PPO over an environment. What the library cannot read or honor is refused.
+
+    With ``agent``, the library's own configuration as :func:`read_agent` returns it, only ``seed``, ``actor_groups``
+    and ``critic_groups`` of the settings apply, and the steps of an iteration are those of the configuration.
 
     Make and use it inside :func:`headrace.libraries.library_run`: libraries draw from torch's, numpy's and Python's
     global random streams, and change global settings.
@@ -173,22 +277,27 @@ def make_learner(name: str, env: AnyEnv, settings: PPOCfg | None = None) -> Lear
 
     spec, settings = library(name), settings or PPOCfg()
     spec.require()
+    if agent is not None and spec.agent is None:
+        takes = "; ".join(f"{each.name} takes {each.agent}" for each in libraries() if each.agent is not None)
+        raise ConfigError(f"agent (--agent): {name} takes no configuration of its own here, only ppo (--ppo); {takes}")
     spec.check_settings(settings)
     groups = read_groups(env.single_observation_space, settings.actor_groups, settings.critic_groups)
     spec.check_groups(groups, settings.memory)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # rl_games imports parts of torch.jit, which warn
-        build = cast("Callable[[AnyEnv, PPOCfg], Learner]", resolve(spec.learner))
-    return build(env, settings)
+    build = cast("Callable[..., Learner]", resolve_name(spec.learner))
+    if agent is None:
+        return build(env, settings)
+    try:
+        # libraries change what they are given
+        learner = build(env, replace(settings, reward_scale=1.0), read_agent(dict(agent)))
+    except (TypeError, KeyError, ValueError, AttributeError, AssertionError, ImportError) as error:
+        if isinstance(error, HeadraceError):
+            raise
+        raise ConfigError(f"agent (--agent): {name} refused it: {type(error).__name__}: {error}") from error
+    learner.agent_cfg = dict(agent)
+    return learner
 
 
-def resolve(target: str) -> Any:
-    """Return what ``module:name`` names."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _installed() -> dict[str, EntryPoint]:
+def _find_installed() -> dict[str, EntryPoint]:
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     for name in found:
         if name in BUILT_IN:
@@ -199,52 +308,7 @@ def _installed() -> dict[str, EntryPoint]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedCurves:
-    """The curves of one run, as its library logged them; n points."""
-
-    at: list[int]
-    """Where the points are, counted in what :attr:`headrace.libraries.CurveTags.axis` says."""
-    reward: list[float]
-    """Mean return of recent episodes, as the library averages."""
-    length: list[float]
-
-
-def read_curves(directory: Path, library_name: str) -> LoggedCurves:
-    """Return the curves that a library logged below a directory; of several runs there, the newest.
-
-    For runs that were made with the library itself. What ``headrace train`` learned is in ``training.json``.
-
-    Args:
-        directory: the log directory, or any above it: rl_games writes to ``summaries``, SB3 to ``PPO_1``, ``PPO_2``, ….
-        library_name: whose tags to look for.
-    """
-    events: Any = require_extra(
-        "tensorboard.backend.event_processing.event_accumulator", extra="tensorboard", purpose="reading curves"
-    )
-    tags = library(library_name).curves
-    files = sorted(directory.rglob("*tfevents*"), key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
-    seen: set[str] = set()
-    for file in files:
-        found = events.EventAccumulator(str(file), size_guidance={"scalars": 0})
-        found.Reload()
-        names = set(found.Tags()["scalars"])
-        if {tags.reward, tags.length} <= names:
-            reward, length = found.Scalars(tags.reward), found.Scalars(tags.length)
-            return LoggedCurves(
-                at=[point.step for point in reward],
-                reward=[point.value for point in reward],
-                length=[point.value for point in length],
-            )
-        seen |= names
-    if not files:
-        raise DataError(f"{directory}: expected TensorBoard files of {library_name} below it, got none")
-    raise DataError(
-        f"{directory}: expected the curve {tags.reward!r} of {library_name}, got {sorted(seen) or 'no curves'}"
-    )
-
-
-def recorded_library(run: Path) -> str:
+def read_library(run: Path) -> str:
     """Return the library of the training in a directory, without importing it."""
     path = run / "checkpoint.json"
     if not path.is_file():

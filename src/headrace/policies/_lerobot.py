@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,16 +18,28 @@ import torch
 from torch import Tensor, nn
 
 from headrace import rng
-from headrace.errors import ConfigError, DataError, PolicyError, UnknownNameError, require_extra
+from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
+from headrace.policies.preflight import ACTION, FeatureSpec
 from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.types import Obs
 
-_ACTION, _STATE, _IMAGES = "action", "observation.state", "observation.images"
-_MOST_CHANNELS = 4
+_STATE, _IMAGES = "observation.state", "observation.images"
 _DETERMINISTIC = ("act",)
 """LeRobot's types that draw nothing when they predict."""
 _NOISE_BY_KEYWORD = ("pi0", "pi05", "smolvla")
 """Those that hand ``noise`` through their keywords, or take it."""
+_DRAWS = "eo1", "evo1", "fastwam", "lingbot_va", "molmoact2", "multi_task_dit", "wall_x"
+_REFUSED = {
+    **dict.fromkeys(_DRAWS, "draws its noise inside of the call"),
+    **dict.fromkeys(("reward_classifier", "robometer", "sarm", "topreward"), "is a model of rewards"),
+    **dict.fromkeys(("gaussian_actor", "sac"), "plans one action, and no chunks"),
+    **dict.fromkeys(("vla_jepa", "xvla"), "takes noise= but ignores it, and draws from torch's global generator"),
+    "groot": "draws its noise inside of the call; serve it with GR00T's own server (gr00t://)",
+    "pi0_fast": "decodes tokens in a loop over its whole batch, which has not been played here",
+    "tdmpc": "samples plans inside of the call, and begins with the plan before",
+    "vqbet": "samples its codes inside of the call",
+}
+"""Types of LeRobot 0.4.4 and 0.6.1 that are not played, and why."""
 _RTC = ("inference_delay", "prev_chunk_left_over")
 
 Processor = Callable[[Any], Any]
@@ -73,6 +86,11 @@ class LeRobotPolicy:
         self._type = str(getattr(self.config, "type", ""))
         parameters = inspect.signature(self._predict).parameters
         self._takes_noise = "noise" in parameters or self._type in _NOISE_BY_KEYWORD
+        if self._type in _REFUSED:
+            raise ConfigError(
+                f"LeRobot policy of type {self._type!r}: expected one that draws nothing or takes noise= in "
+                f"predict_action_chunk, got one that {_REFUSED[self._type]}"
+            )
         if self._type and not (self._takes_noise or self._type in _DETERMINISTIC):
             raise ConfigError(
                 f"LeRobot policy of type {self._type!r}: expected one that draws nothing or takes noise= in "
@@ -89,19 +107,43 @@ class LeRobotPolicy:
             if getattr(step, "padding", None) == "longest":
                 step.padding = "max_length"
 
+    @property
+    def feature_specs(self) -> dict[str, FeatureSpec]:
+        """What ``config.input_features`` and the processors state, under the names that our export writes.
+
+        ``observation.state`` is the group ``policy``, ``observation.<group>`` another one, and
+        ``observation.images.<group>`` a picture: float32 (…, C, H, W), from uint8 divided by 255. ``groups`` name
+        others; a group with the feature's own name comes first.
+        """
+        specs = self._specs()
+        known = {key: replace(spec, mean=_mean(self._preprocessor, key)) for key, spec in specs.items()}
+        return known | {ACTION: FeatureSpec(mean=_mean(self._postprocessor, ACTION))}
+
+    def _specs(self) -> dict[str, FeatureSpec]:
+        specs: dict[str, FeatureSpec] = {}
+        for key, feature in (_input_features(self.config) or dict.fromkeys(self._groups)).items():
+            pictured = key.startswith(f"{_IMAGES}.")
+            usual = "policy" if key == _STATE else key.removeprefix(f"{_IMAGES}." if pictured else "observation.")
+            specs[key] = FeatureSpec(
+                groups=(self._groups[key],) if key in self._groups else (key, usual),
+                shape=tuple(cast("tuple[int, ...]", getattr(feature, "shape", None) or ())) or None,
+                convert="floats" if pictured else None,
+            )
+        return specs
+
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         """Plan float (n, horizon, action_dim)."""
         return self._finish(self._plan(self._inputs(obs, context), context, {}))
 
     def _inputs(self, obs: Obs, context: ChunkContext) -> dict[str, Any]:
         """Return the policy's batch, on its device."""
-        batch: dict[str, Any] = dict(_with_features(obs, self.config, self._groups))
+        batch: dict[str, Any] = {**obs, **{key: spec.read(key, obs) for key, spec in self._specs().items()}}
         if self._preprocessor is None:
             device = _device(self.policy)
             return {key: values.to(device) for key, values in batch.items()}
         features = {key: values for key, values in batch.items() if key.startswith("observation.")}
         ready = dict(self._preprocessor({**features, "task": list(context.instructions)}))
-        ready.pop(_ACTION, None)  # the pipeline adds an empty one, which a policy with queues would take for its own
+        ready.pop(ACTION, None)  # the pipeline adds an empty one, which a policy with queues would take for its own
         return ready
 
     def _plan(self, batch: dict[str, Any], context: ChunkContext, extra: dict[str, object]) -> Tensor:
@@ -130,7 +172,7 @@ class LeRobotPolicy:
             # all cameras under one key, the camera's axis before (C, H, W)
             batch[_IMAGES] = torch.stack([batch[key] for key in self.config.image_features], dim=-4)
         for key, queue in queues.items():
-            if key != _ACTION and key in batch:
+            if key != ACTION and key in batch:
                 queue.clear()
                 queue.extend(batch[key].unbind(dim=1) if (self.obs_steps or 1) > 1 else (batch[key],))
 
@@ -218,6 +260,11 @@ def load_lerobot_policy(
     """
     path = Path(directory)
     path = path / "pretrained_model" if (path / "pretrained_model").is_dir() else path
+    if not path.exists() and len(path.parts) == 2 and not path.is_absolute():
+        raise ConfigError(
+            f"LeRobot policy: expected a directory, got {directory}; a name on the hub is not fetched: "
+            f"'hf download {directory} --local-dir DIR', then lerobot:DIR"
+        )
     if not (path / "config.json").is_file():
         raise ConfigError(f"LeRobot policy: expected a directory with config.json, got {directory}")
     if '"type"' not in (path / "config.json").read_text():
@@ -260,47 +307,21 @@ def _generators(context: ChunkContext) -> list[torch.Generator]:
 def _action_dim(config: object) -> int | None:
     """Return what a LeRobot configuration says of the size of an action; None where there is no such thing."""
     features: object = getattr(config, "output_features", None)
-    action = cast("Mapping[str, object]", features).get(_ACTION) if isinstance(features, Mapping) else None
+    action = cast("Mapping[str, object]", features).get(ACTION) if isinstance(features, Mapping) else None
     shape = cast("tuple[int, ...] | None", getattr(action, "shape", None))
     return shape[0] if shape else None
+
+
+def _mean(processor: object, key: str) -> tuple[float, ...] | None:
+    """Return the mean by which a step of a pipeline normalizes a feature; None where it uses none."""
+    for step in getattr(processor, "steps", ()):
+        statistics: object = getattr(step, "stats", None)
+        if isinstance(statistics, Mapping) and key in statistics:
+            mean = cast("Mapping[str, Mapping[str, object]]", statistics)[key].get("mean")
+            return None if mean is None else tuple(torch.as_tensor(mean).flatten().tolist())
+    return None
 
 
 def _input_features(config: object) -> Mapping[str, object]:
     features: object = getattr(config, "input_features", None)
     return cast("Mapping[str, object]", features) if isinstance(features, Mapping) else {}
-
-
-def _with_features(obs: Obs, config: object, groups: Mapping[str, str]) -> Obs:
-    """Return the groups, and beside them what a policy's ``config.input_features`` name, as our export writes them.
-
-    ``observation.state`` is the group ``policy``, ``observation.<group>`` another one, and
-    ``observation.images.<group>`` a picture: float32 (…, C, H, W), from uint8 divided by 255. ``groups`` name others;
-    a group with the feature's own name comes first.
-    """
-    wanted = _input_features(config) or dict.fromkeys(groups)
-    return {**obs, **{key: _feature(obs, key, groups.get(key), feature) for key, feature in wanted.items()}}
-
-
-def _feature(obs: Obs, key: str, group: str | None, feature: object) -> Tensor:
-    pictured = key.startswith(f"{_IMAGES}.")
-    if group is None:
-        usual = "policy" if key == _STATE else key.removeprefix(f"{_IMAGES}." if pictured else "observation.")
-        group = key if key in obs else usual
-    if group not in obs:
-        raise PolicyError(
-            f"policy: its config.input_features has {key!r}, expected a group {group!r} of the environment, got "
-            f"{sorted(obs)}; name the groups with PlayCfg(mapping=ObservationMap(keys={{{key!r}: …}})) (--map)"
-        )
-    rows = obs[group]
-    if pictured:
-        if rows.shape[-1] <= _MOST_CHANNELS < rows.shape[-3]:
-            rows = rows.movedim(-1, -3)
-        rows = rows.to(torch.float32) / 255 if rows.dtype == torch.uint8 else rows
-    shape = tuple(cast("tuple[int, ...]", getattr(feature, "shape", None) or ()))
-    if shape and tuple(rows.shape[-len(shape) :]) != shape:
-        raise PolicyError(
-            f"policy: its config.input_features has {key!r} of shape {shape}, got {tuple(rows.shape[-len(shape) :])} "
-            f"from the group {group!r}; make the task draw that size, or map it: "
-            "ObservationMap(keys=…, image_size=…) (--map, --resize)"
-        )
-    return rows

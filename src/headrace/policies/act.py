@@ -22,6 +22,7 @@ from headrace._published import read_form
 from headrace.errors import ConfigError, DataError, ShapeError
 from headrace.files import hash_file, write_whole
 from headrace.learning.groups import as_float_rows, channels_first
+from headrace.policies.preflight import ACTION, FeatureSpec
 from headrace.policies.protocol import PADDING, ChunkContext
 from headrace.types import Obs
 
@@ -118,6 +119,16 @@ class ActPolicy(nn.Module):
         if cfg.instructions:
             self.listen = nn.Embedding(len(cfg.instructions), cfg.width)
 
+    @property
+    def feature_specs(self) -> dict[str, FeatureSpec]:
+        """What it reads and plans, with the means of its training data."""
+        mean, cfg = tuple(cast("Tensor", self.obs_mean).tolist()), self.cfg
+        vectors = dict.fromkeys(cfg.vectors, FeatureSpec(convert="flat"))
+        if len(cfg.vectors) == 1:  # of several, only the sum of the sizes is known
+            vectors = dict.fromkeys(cfg.vectors, FeatureSpec(convert="flat", shape=(cfg.obs_dim,), mean=mean))
+        images = {name: FeatureSpec(convert="picture", shape=tuple(shape)) for name, shape in cfg.images}
+        return vectors | images | {ACTION: FeatureSpec(mean=tuple(cast("Tensor", self.action_mean).tolist()))}
+
     def set_statistics(self, obs: Tensor, actions: Tensor) -> None:
         """Take mean and spread of data (M, obs_dim) and (M, action_dim); what hardly varies is not blown up."""
         for name, data in (("obs", obs), ("action", actions)):
@@ -151,10 +162,10 @@ class ActPolicy(nn.Module):
         if inputs.instructions is not None:
             tokens.append(self.listen(inputs.instructions)[:, None])
         memory = self.memory_norm(self.encoder(tokens[0] if len(tokens) == 1 else torch.cat(tokens, dim=1)))
-        plan = self.queries + self._recalled(memory)
+        plan = self.queries + self._attend(memory)
         return self.write(plan + self.think(plan))
 
-    def _recalled(self, memory: Tensor) -> Tensor:
+    def _attend(self, memory: Tensor) -> Tensor:
         """Return what each query reads in the memory (n, tokens, width): (n, horizon, width)."""
         count, heads = len(memory), self.cfg.heads
         query = self.ask(self.queries).reshape(1, self.horizon, heads, -1).transpose(1, 2).expand(count, -1, -1, -1)

@@ -1,30 +1,22 @@
-"""Engines: where the model runs. Inline, in a thread beside the physics, or in a process of its own."""
+"""Engines: where the model runs. Inline, in a thread beside the physics, or (``foreign.py``) in another process."""
 
 from __future__ import annotations
 
-import io
-import multiprocessing
-import pickle
 import queue
 import threading
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from headrace import _device
-from headrace._interrupts import ignore_interrupts
 from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
-from headrace.policies.batching import Answer, Batching
+from headrace.policies.batching import Answer, Asker, Batching
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, named
-from headrace.policies.verification import Asker
 from headrace.types import Obs
 
 _LONGEST_S = 1e9
@@ -116,14 +108,11 @@ class RememberingEnginePolicy(EnginePolicy):
         """Do nothing: the ends are sent with the next request."""
 
 
-EngineFactory: TypeAlias = "Callable[[ChunkPolicy, Batching, float | None], Engine]"
-"""Makes an engine of a policy, how its batches are formed, and the seconds that a call may take (None: any)."""
-
-
 def make_engine(name: str, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> Engine:
-    """Return an engine by name: ``inline``, ``thread``, ``process``, or one of :func:`register_engine`.
+    """Return an engine by name: ``inline``, ``thread`` or ``process``.
 
-    ``process`` sends the policy there as a pickle. ``timeout`` is the seconds that one request may take.
+    ``process`` sends the policy there as a pickle, by value where it cannot be imported. ``timeout`` is the seconds
+    that one request may take.
     """
     if timeout is not None and not 0 < timeout <= _LONGEST_S:
         raise ConfigError(
@@ -134,25 +123,14 @@ def make_engine(name: str, policy: ChunkPolicy, batching: Batching, timeout: flo
     return _ENGINES[name](policy, batching, timeout)
 
 
-def register_engine(name: str, make: EngineFactory) -> None:
-    """Give an engine of your own a name, for ``evaluate(engine=name)``; it is made and closed per evaluation."""
-    if name in _ENGINES:
-        raise ConfigError(f"engine {name!r}: there is one already; choose another name")
-    _ENGINES[name] = make
-
-
 def _process_engine(policy: ChunkPolicy, batching: Batching, timeout: float | None) -> Engine:
-    try:
-        packed = pickle.dumps(policy)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"engine 'process': expected a policy that can be pickled, got {error}; "
-            "pass ProcessEngine(make_policy, batching) with a function that can be imported"
-        ) from error
-    return ProcessEngine(partial(pickle.loads, packed), batching, timeout)
+    from headrace.policies.foreign import ProcessEngine
+
+    return ProcessEngine(lambda: policy, batching, timeout)
 
 
-def _answered(ask: Asker, request: Request) -> Reply:
+def answer_request(ask: Callable[..., Answer], request: Request) -> Reply:
+    """Answer a request; whatever a policy raises is a PolicyError that names the environments."""
     begin = time.perf_counter()
     try:
         answer = ask(request.obs, request.context, request.ended)
@@ -160,15 +138,15 @@ def _answered(ask: Asker, request: Request) -> Reply:
         raise
     # whatever a policy raises is reported with the environments it was for
     except Exception as error:
-        raise _blamed(request.context, error) from error
+        raise _blame(request.context, error) from error
     return Reply(request=request, answer=answer, seconds=time.perf_counter() - begin)
 
 
-def _blamed(context: ChunkContext, error: BaseException) -> PolicyError:
+def _blame(context: ChunkContext, error: BaseException) -> PolicyError:
     return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {named(context)}")
 
 
-class _OneRequest(ABC):
+class OneRequest(ABC):
     """Runs one request at a time beside the caller, for ``timeout`` seconds at most."""
 
     overlaps = True
@@ -238,7 +216,7 @@ class _OneRequest(ABC):
         """Note that the call is late: never use what it gives."""
 
 
-class ThreadEngine(_OneRequest):
+class ThreadEngine(OneRequest):
     """Runs the model in a thread beside the physics: torch and MuJoCo release the GIL."""
 
     def __init__(self, policy: ChunkPolicy, batching: Batching, timeout: float | None = None) -> None:
@@ -283,12 +261,12 @@ class ThreadEngine(_OneRequest):
             try:
                 # the caller's stream made the observation, and will read the answer
                 with _device.on_stream(stream):
-                    self._reply = _answered(ask, request)
+                    self._reply = answer_request(ask, request)
             except PolicyError as error:
                 self._reply = error
             # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
             except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
-                self._reply = _blamed(request.context, error)
+                self._reply = _blame(request.context, error)
             self._replied.set()
 
 
@@ -314,7 +292,7 @@ class InlineEngine:
     def submit(self, request: Request) -> None:
         """Run the model now."""
         if self._thread is None:
-            self._reply = _answered(self._ask, request)
+            self._reply = answer_request(self._ask, request)
         else:
             self._thread.submit(request)
             self._reply = self._thread.poll(wait=True)
@@ -332,117 +310,8 @@ class InlineEngine:
             self._thread.close()
 
 
-class ProcessEngine(_OneRequest):
-    """Runs the model in a process of its own, for policies that hold the GIL.
-
-    The policy is made there by ``make_policy``, which must be picklable: a function that can be imported by name, or a
-    partial of one. The process computes with as many threads as the caller's torch does.
-    """
-
-    def __init__(
-        self, make_policy: Callable[[], ChunkPolicy], batching: Batching, timeout: float | None = None
-    ) -> None:
-        super().__init__(batching, timeout)
-        # not fork: threads of physics and kernels do not survive one
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve,
-            args=(make_policy, batching, torch.get_num_threads(), theirs),
-            name="headrace-engine",
-            daemon=True,
-        )
-        self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process."""
-        return self._process.pid
-
-    def close(self) -> None:
-        """End the process; a call under way is dropped."""
-        if self._pipe.closed:
-            return
-        self._pipe.close()
-        self._process.kill()
-        self._process.join()
-
-    def _usable(self) -> bool:
-        return not self._pipe.closed
-
-    def _send(self, request: Request) -> None:
-        try:
-            _send(self._pipe, request)
-        except OSError as error:
-            raise self._dead(request) from error
-
-    def _wait(self, seconds: float | None) -> bool:
-        return self._pipe.poll(seconds)
-
-    def _fetch(self) -> Reply:
-        request = cast("Request", self._request)
-        try:
-            told: tuple[Answer, float] | str = pickle.loads(self._pipe.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise self._dead(request) from error
-        self._request = None
-        if isinstance(told, str):
-            raise PolicyError(told)
-        return Reply(request=request, answer=told[0], seconds=told[1])
-
-    def _abandon(self) -> None:
-        self.close()
-
-    def _dead(self, request: Request) -> PolicyError:
-        self._request = None
-        self._process.join(timeout=SECONDS_TO_END)
-        return PolicyError(
-            f"policy: expected an answer, but its process has died (exit code {self._process.exitcode}); "
-            f"it was asked for {named(request.context)}"
-        )
-
-
-class _ArrayPickler(pickle.Pickler):
-    """Tensors travel as arrays: torch's own way is shared memory, with a thread that serves its handles."""
-
-    def reducer_override(self, obj: object) -> Any:  # pickle's own protocol
-        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
-
-
-def _send(pipe: Connection, message: Request | tuple[Answer, float] | str) -> None:
-    file = io.BytesIO()
-    _ArrayPickler(file, protocol=5).dump(message)
-    pipe.send_bytes(file.getbuffer())
-
-
-def _trace(error: BaseException | None) -> str:
-    """Where a policy raised; nothing for an answer that is bad."""
-    if error is None:
-        return ""
-    return f"\n\nin the policy's process:\n{''.join(traceback.format_exception(error)).rstrip()}"
-
-
-def _serve(make_policy: Callable[[], ChunkPolicy], batching: Batching, threads: int, pipe: Connection) -> None:
-    """Live as the process: make the policy, answer until the other side is gone."""
-    ignore_interrupts()
-    torch.set_num_threads(threads)
-    ask: Asker | None = None
-    while True:
-        try:
-            request = cast("Request", pickle.loads(pipe.recv_bytes()))
-        except (EOFError, OSError):
-            return
-        try:
-            ask = Asker(make_policy(), batching) if ask is None else ask
-            reply = _answered(ask, request)
-        except PolicyError as error:
-            _send(pipe, f"{error}{_trace(error.__cause__)}")
-        # also sys.exit(), and a policy that cannot even be made: the caller must hear of it
-        except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
-            _send(pipe, f"{_blamed(request.context, error)}{_trace(error)}")
-        else:
-            _send(pipe, (reply.answer, reply.seconds))
-
-
-_ENGINES: dict[str, EngineFactory] = {"inline": InlineEngine, "process": _process_engine, "thread": ThreadEngine}
+_ENGINES: dict[str, Callable[[ChunkPolicy, Batching, float | None], Engine]] = {
+    "inline": InlineEngine,
+    "process": _process_engine,
+    "thread": ThreadEngine,
+}

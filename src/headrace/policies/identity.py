@@ -17,7 +17,7 @@ from torch import nn
 
 from headrace.errors import ConfigError
 from headrace.policies.observation_map import MappedPolicy
-from headrace.policies.protocol import written_policy
+from headrace.policies.protocol import unwrap_policy
 from headrace.policies.step_policy import StepPolicy
 
 _PLAIN = (
@@ -60,7 +60,7 @@ def policy_hash(policy: object) -> str:
     that defines a class or function in it, so that an edit gives another hash. Classes and functions of headrace are
     known by ``policy_identity``, a name with a revision that rises when what they compute changes, or by their names.
     """
-    own = written_policy(policy)
+    own = unwrap_policy(policy)
     if isinstance(own, MappedPolicy):  # the map is an entry of its own
         return policy_hash(own.policy)
     if isinstance(own, StepPolicy):
@@ -84,6 +84,8 @@ class _Hasher:
         if id(value) in self._seen:
             return self._tell(path, "again", self._seen[id(value)][0])
         self._seen[id(value)] = (len(self._seen), value)
+        if nn.parameter.is_lazy(value):
+            raise ConfigError(f"policy: {path} has no weights before the policy is called; call it once with some rows")
         if isinstance(value, torch.Tensor):
             flat = value.detach().cpu().contiguous()
             self._tell(path, value.dtype, tuple(value.shape))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from headrace._named import load_made
-from headrace._published import published, published_file
+from headrace._published import find_published_file, read_published
 from headrace.envs.recipe import EnvRecipe
 from headrace.envs.task import action_size
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
@@ -26,15 +26,15 @@ from headrace.policies.serving.remote_cfg import RemoteCfg
 
 if TYPE_CHECKING:
     from headrace.envs.recipe import AnyEnv
-    from headrace.libraries.checkpoint import CheckpointMeta, FileKind
-    from headrace.libraries.training import Kept
+    from headrace.libraries.training import CheckpointMeta, FileKind, Kept
+    from headrace.policies.foreign import ForeignPolicy
     from headrace.policies.observation_map import ObservationMap
 
 PolicySource: TypeAlias = PolicyLike | RemoteCfg | str | Path | None
 """What :func:`load_policy` takes."""
 Origin = Literal["explicit", "latest", "best", "published"]
-_LEROBOT, _WORDS = "lerobot:", "pusher-words"
-_SERVERS = ("ws", "wss", "tcp", "openpi", "roboarena", "vllm-omni", "gr00t")
+_LEROBOT, _FOREIGN, _WORDS = "lerobot:", "python:", "pusher-words"
+_SERVERS = ("ws", "wss", "tcp", "openpi", "gr00t")
 """Schemes of addresses of policy servers; others are those of files."""
 _TIMEOUT = 30.0
 
@@ -43,8 +43,8 @@ _TIMEOUT = 30.0
 class FoundPolicy:
     """A policy that was found, checked as far as possible without an environment, and not loaded yet."""
 
-    source: PolicyLike | RemoteCfg | Path
-    kind: FileKind | Literal["object", "remote"]
+    source: PolicyLike | RemoteCfg | ForeignPolicy | Path
+    kind: FileKind | Literal["object", "remote", "foreign"]
     origin: Origin = "explicit"
     uri: str | None = None
     """Where the file was fetched from."""
@@ -77,8 +77,10 @@ def load_policy(
         source: a checkpoint that ``headrace train`` or ``headrace imitate`` wrote, the directory of a training,
             ``latest`` or ``best`` of ``runs/``, ``published``, the name of a task that ships with a policy, a
             TorchScript or ONNX file, the URI of a file; ``module:name`` of a policy object, class or function;
-            ``lerobot:DIR``; the address of a server, such as ``openpi://HOST:8000`` or ``gr00t://HOST:5555``, whose
-            API key is in the variable ``HEADRACE_API_KEY``, or a :class:`headrace.policies.RemoteCfg`; an object that
+            ``lerobot:DIR``, which the directory alone means as well; either of these in another interpreter,
+            ``python:PATH/bin/python:module:name``; the address of a server, such as ``openpi://HOST:8000`` or
+            ``gr00t://HOST:5555``, whose API key is in the variable ``HEADRACE_API_KEY``, or a
+            :class:`headrace.policies.RemoteCfg`; an object that
             :func:`headrace.policies.as_chunk_policy` takes; None for the published one of the task. A function that
             states no horizon returns one action per observation row.
         env: what it is played in, or its recipe; needed for the checkpoint of a training, for ``latest``, ``best``,
@@ -91,10 +93,10 @@ def load_policy(
         device: where the weights of a chunk policy go.
 
     Returns:
-        A policy of one kind whatever its source; that of a training has horizon 1. A server's can be called, and has
-        an ``engine``, which you close.
+        A policy of one kind whatever its source; that of a training has horizon 1. One of a server or of another
+        interpreter can be called, and has an ``engine``, which you close.
     """
-    from headrace.libraries.torch_state import library_run
+    from headrace.libraries.training import library_run
 
     found = find_policy(source, task_of(env), library=library, trust=trust)
     with library_run(seed=None if env is None else env.seed) if found.kind == "library" else nullcontext():
@@ -134,12 +136,16 @@ def find_policy(
     if text is not None and text.partition("://")[0] in _SERVERS and "://" in text:
         remote = RemoteCfg(text, api_key=os.environ.get("HEADRACE_API_KEY") or None)
         return FoundPolicy(source=remote, kind="remote")
-    if text is not None and text.startswith(_LEROBOT):
+    if text is not None and text.startswith(_FOREIGN):
+        from headrace.policies.foreign import ForeignPolicy
+
+        return FoundPolicy(source=ForeignPolicy.parse(text), kind="foreign")
+    if text is not None and (text.startswith(_LEROBOT) or _is_lerobot(Path(text))):
         from headrace.policies._lerobot import load_lerobot_policy
 
         return FoundPolicy(source=load_lerobot_policy(text.removeprefix(_LEROBOT)), kind="object")
     known = text is None or text in ("latest", "best", "published") or "://" in text or Path(text).exists()
-    if text is not None and not known and text not in shipped_policies():
+    if text is not None and not known and text not in list_shipped_policies():
         if ":" in text:
             return FoundPolicy(source=cast("PolicyLike", load_made(text, "--policy")), kind="object")
         raise _missing(text)
@@ -160,6 +166,14 @@ def build_policy(
     size = None if env is None or isinstance(env, EnvRecipe) else action_size(env.single_action_space)
     if found.kind == "remote":
         return _connect(cast("RemoteCfg", found.source), env, size, horizon, mapping)
+    if found.kind == "foreign":
+        from headrace.policies.batching import Batching
+        from headrace.policies.foreign import ForeignEngine
+
+        known = None if isinstance(env, EnvRecipe) else env
+        return ForeignEngine(
+            cast("ForeignPolicy", found.source), known, Batching(), horizon=horizon, mapping=mapping
+        ).policy
     if mapping is not None:
         from headrace.policies.observation_map import map_policy
 
@@ -177,9 +191,9 @@ def build_policy(
     return load_step_policy(found, env, deterministic=deterministic, trust=trust)
 
 
-def shipped_policies() -> dict[str, dict[str, object]]:
+def list_shipped_policies() -> dict[str, dict[str, object]]:
     """Return the chunk policies in the package: task → name, file, sha256, made_by, score."""
-    entries = published().items()
+    entries = read_published().items()
     return {str(entry["task"]): {"name": name, **entry} for name, entry in entries if entry["library"] == SHIPPED}
 
 
@@ -194,21 +208,29 @@ def task_of(env: AnyEnv | EnvRecipe | None) -> str | None:
     return None if recipe is None else recipe.source
 
 
+def _is_lerobot(path: Path) -> bool:
+    """Whether a directory is a checkpoint of LeRobot, or that of a step above it."""
+    return any((path / below / "config.json").is_file() for below in ("", "pretrained_model"))
+
+
 def _missing(name: str) -> Exception:
     path = Path(name)
     if path.suffix or len(path.parts) > 1:
+        is_file = "/" in name or path.suffix in (".onnx", ".pt", ".pth", ".zip")
+        meant = "module:name" if is_file else re.sub(r"\.(?=\w+$)", ":", name)
         return ConfigError(
-            f"policy (--policy): expected a file, or a task that ships with one, got {name!r}: no such file; nothing "
-            "there"
+            f"policy (--policy): expected a file, or a task that ships with one, got {name!r}: no such file; a "
+            f"function or class is named as {meant!r}, a checkpoint of LeRobot by its directory"
         )
-    return UnknownNameError("chunk policy", name, shipped_policies())
+    hint = "; a function or class is named as module:NAME, a checkpoint of LeRobot as lerobot:DIR"
+    return UnknownNameError("policy (--policy)", name, list_shipped_policies(), hint)
 
 
 def _find_file(wanted: str | None, task: str | None, library: str | None, *, newest: bool) -> FoundPolicy:
     """Return the file that a name stands for, not looked into."""
     if wanted in ("latest", "best") or (wanted is None and newest):
         which = wanted or "latest"
-        for found in _of_runs(which, _needed(task, which), library):
+        for found in _of_runs(which, _require_task(task, which), library):
             return found
         if wanted is not None:
             whose = f" with {library}" if library else ""
@@ -217,7 +239,7 @@ def _find_file(wanted: str | None, task: str | None, library: str | None, *, new
                 "train one with 'headrace train', or give a file with --policy"
             )
     if wanted is None or wanted == "published":
-        return _published_policy(_needed(task, "published"), library)
+        return _find_published(_require_task(task, "published"), library)
     if "://" in wanted:
         return FoundPolicy(source=_fetch(wanted), kind="library", uri=hide_secrets(wanted))
     path = Path(wanted)
@@ -225,12 +247,12 @@ def _find_file(wanted: str | None, task: str | None, library: str | None, *, new
         from headrace.libraries.training import read_index
 
         path = read_index(path).last
-    if not path.exists() and wanted in (shipped := shipped_policies()):
-        return FoundPolicy(source=published_file(str(shipped[wanted]["name"])), kind="chunk", origin="published")
+    if not path.exists() and wanted in (shipped := list_shipped_policies()):
+        return FoundPolicy(source=find_published_file(str(shipped[wanted]["name"])), kind="chunk", origin="published")
     return FoundPolicy(source=path, kind="library")
 
 
-def _needed(task: str | None, what: str) -> str:
+def _require_task(task: str | None, what: str) -> str:
     if task is None:
         raise ConfigError(f"--policy {what}: expected an environment that was made from a name or recipe; name a file")
     return task
@@ -240,7 +262,8 @@ def _inspect(found: FoundPolicy, task: str | None, library: str | None, *, trust
     """Return what a file is; raises an error if it is damaged, of another library or of another task."""
     if found.kind == "chunk":  # one that ships by the name of its task, whose hash was checked
         return found
-    from headrace.libraries.checkpoint import read_meta, read_weights, recognize
+    from headrace._published import read_weights
+    from headrace.libraries.training import read_meta, recognize
 
     path = found.path
     kind, spec = recognize(path, trust=trust)
@@ -268,17 +291,17 @@ def _inspect(found: FoundPolicy, task: str | None, library: str | None, *, trust
     return replace(found, kind=kind, library=own, meta=meta, overrides=overrides if same else {})
 
 
-def _published_policy(task: str, library: str | None) -> FoundPolicy:
+def _find_published(task: str, library: str | None) -> FoundPolicy:
     """Return the checkpoint in the package for a task: of ``library``, or our own learner's, or any there is."""
     name = bare_name(task)
     entries = {
         key: entry
-        for key, entry in published().items()
+        for key, entry in read_published().items()
         if entry["task"] == name and library in (None, entry["library"])
     }
     if not entries:
         whose = f" with {library}" if library else ""
-        known = ", ".join(sorted({*(str(entry["task"]) for entry in published().values()), _WORDS}))
+        known = ", ".join(sorted({*(str(entry["task"]) for entry in read_published().values()), _WORDS}))
         raise ConfigError(
             f"--policy: expected one, since we ship none for {name!r}{whose}, only for {known}; pass module:name, "
             "lerobot:DIR, or a checkpoint of 'headrace imitate' or 'headrace train'"
@@ -288,7 +311,7 @@ def _published_policy(task: str, library: str | None) -> FoundPolicy:
     score: object = entries[key].get("score")
     value = cast("dict[str, object]", score).get("value") if isinstance(score, dict) else score
     return FoundPolicy(
-        source=published_file(key),
+        source=find_published_file(key),
         kind="chunk" if entries[key]["library"] == SHIPPED else "library",
         origin="published",
         score=float(value) if isinstance(value, (int, float)) else None,

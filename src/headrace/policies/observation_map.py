@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
+from headrace.files import read_record
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, RemembersEpisodes, has_memory
 from headrace.policies.serving.images import (
     Images,
@@ -99,17 +100,16 @@ class ObservationMap:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ObservationMap:
         """Read what :meth:`to_json` gave."""
-        unknown = data.keys() - {entry.name for entry in fields(cls)}
-        if unknown:
-            raise ConfigError(f"mapping: expected fields of ObservationMap, got {sorted(unknown)}")
-        given: dict[str, Any] = {}
-        for name, value in data.items():
-            given[name] = tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-        return cls(**given)
+        return read_record(cls, data, "mapping")
 
     def fill(self, obs: Obs) -> dict[str, Array]:
         """Return the policy's keys with our rows: key → (n, …). Pictures are channels last, and changed as set."""
         return {key: self._take(key, source, obs) for key, source in self.keys.items()}
+
+    def groups(self, key: str) -> tuple[str, ...]:
+        """Return the groups that one of the policy's keys is filled from; none for a key that the map has not."""
+        found = [_PART.fullmatch(part) for part in _parts(self.keys[key])] if key in self.keys else []
+        return tuple(part["group"].strip() for part in found if part is not None)
 
     def finish(self, actions: torch.Tensor) -> torch.Tensor:
         """Return a policy's actions (…, A) as ours; a copy where signs are turned."""

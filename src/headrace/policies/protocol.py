@@ -252,7 +252,7 @@ def as_chunk_policy(
             ``config.n_obs_steps``); 1 if it is not stated.
         single: a policy without a stated or given horizon returns one action per row, (n, A) or (n,).
     """
-    own = cast("PolicyLike", written_policy(policy))
+    own = cast("PolicyLike", unwrap_policy(policy))
     if callable(getattr(own, "predict_action_chunk", None)):
         from headrace.policies._lerobot import adapt_lerobot
 
@@ -290,7 +290,7 @@ def as_chunk_policy(
     )
 
 
-def written_policy(policy: object) -> object:
+def unwrap_policy(policy: object) -> object:
     """Return the user's own object: the policy inside of what :func:`as_chunk_policy` made of it."""
     return policy.policy if isinstance(policy, _Adapted) else policy
 
@@ -316,7 +316,7 @@ def _size(name: str, given: int | None, own: object, default: int | None = None)
     return size
 
 
-def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor | None) -> Tensor:
+def check_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor | None) -> Tensor:
     """Return the rows ``read`` (m,; None: all) of a policy's answer as float32 (m, horizon, A) on the host, fresh.
 
     The other rows are padding: whatever they hold, nobody looks at it. Errors name environments.
@@ -328,12 +328,12 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
     if not isinstance(actions, Tensor) or actions.is_complex():
         got = f"{actions.dtype} values" if isinstance(actions, Tensor | np.ndarray) else type(actions).__name__
         raise PolicyError(
-            f"policy: expected a tensor or array {expected} of real numbers, got {got}{_asked(_read(context, read))}"
+            f"policy: expected a tensor or array {expected} of real numbers, got {got}{_name_env(_read(context, read))}"
         )
     if tuple(actions.shape) != expected:
         raise PolicyError(
             f"policy: expected actions {expected} (rows, horizon, size), got {tuple(actions.shape)}"
-            f"{_asked(_read(context, read))}"
+            f"{_name_env(_read(context, read))}"
         )
     if read is None:
         chosen = actions.detach().to(device="cpu", dtype=torch.float32, copy=True)
@@ -344,7 +344,7 @@ def checked_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, r
         bad = (~torch.isfinite(chosen)).flatten(1).any(dim=1).nonzero().squeeze(1)
         if len(bad):
             whose = _read(context, read).rows(bad.to(context.env_ids.device))
-            raise PolicyError(f"policy: expected finite actions, got NaN or infinity{_asked(whose)}")
+            raise PolicyError(f"policy: expected finite actions, got NaN or infinity{_name_env(whose)}")
     return chosen
 
 
@@ -352,7 +352,7 @@ def _read(context: ChunkContext, rows: Tensor | None) -> ChunkContext:
     return context if rows is None else context.rows(rows.to(context.env_ids.device))
 
 
-def _asked(context: ChunkContext) -> str:
+def _name_env(context: ChunkContext) -> str:
     return f", for {named(context)}"
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,8 +22,8 @@ from headrace.errors import ConfigError, DataError
 from headrace.files import hash_file, open_untrusted, parsing
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import InferencePolicy, MemoryState
+from headrace.libraries.registry import check_agent, make_learner
 from headrace.libraries.registry import library as library_of
-from headrace.libraries.registry import make_learner, resolve
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows
 from headrace.types import Obs
 
@@ -52,9 +53,12 @@ def _inference(found: FoundPolicy, spare: AnyEnv, *, deterministic: bool, trust:
     assert found.library is not None
     loader = library_of(found.library).loader
     if loader is not None:
-        return resolve(loader)(found.path, deterministic=deterministic, trust=trust)
+        return resolve_name(loader)(found.path, deterministic=deterministic, trust=trust)
     settings = PPOCfg() if found.meta is None else found.meta.settings
-    learner = make_learner(found.library, spare, dataclasses.replace(settings, steps=settings.minibatches))
+    agent = None if found.meta is None else found.meta.agent
+    if agent is not None and not trust:
+        check_agent(agent, found.path)
+    learner = make_learner(found.library, spare, dataclasses.replace(settings, steps=settings.minibatches), agent)
     learner.load(found.path, trust=trust)
     return learner.policy(deterministic=deterministic)
 

@@ -21,7 +21,6 @@ of writing them, and what it would find beside a disk's faults, a forger, could 
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -34,16 +33,18 @@ import os
 import struct
 import tokenize
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Annotated, Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
+from annotated_types import Ge, Lt
 
 from headrace import files
 from headrace.errors import DataError
-from headrace.recording.fields import NUMBERS, Array, Field
+from headrace.files import open_untrusted, parsing, read_record
+from headrace.recording.fields import NUMBERS, Array, Field, Text, is_text
 
 try:
     from isal.isal_zlib import crc32  # a tenth of the time, which the physics wants; the extra "record" brings it
@@ -60,8 +61,6 @@ _UNIX = 3 << 8
 _CHECKSUM = slice(14, 18)
 """Where a local header has it."""
 _DAMAGED = "the file is damaged, restore it from a copy"
-UNREADABLE = (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError, OSError, RuntimeError)
-"""How an archive that is damaged in its directory shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +100,23 @@ def write_archive(file: BlockFile, members: Iterable[Member]) -> str:
 
 def check_archive(path: Path) -> str:
     """Compare every byte of an archive of ours with its directory; returns the SHA-256 of the directory."""
-    try:
-        with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
-            directory: list[bytes] = []
-            offset = 0
-            for info in archive.infolist():
-                name = info.filename.encode()
-                header = _local_header(name, info.file_size, info.CRC)
-                raw.seek(offset)
-                whole = info.header_offset == offset and raw.read(len(header)) == header
-                if not whole or _checksum(raw, info.file_size) != info.CRC:
-                    raise DataError(f"{path}: the checksum of {info.filename} does not match; {_DAMAGED}")
-                directory.append(_directory_entry(name, info.file_size, info.CRC, offset))
-                offset += len(header) + info.file_size
+    with parsing(path), open_untrusted(path) as raw, zipfile.ZipFile(raw) as archive:
+        directory: list[bytes] = []
+        offset = 0
+        for info in archive.infolist():
+            name = info.filename.encode()
+            header = _local_header(name, info.file_size, info.CRC)
             raw.seek(offset)
-            listing = b"".join(directory)
-            if raw.read() != listing + _end(len(directory), len(listing), offset):
-                raise DataError(f"{path}: the directory of the archive is not the one that was written; {_DAMAGED}")
-            return hashlib.sha256(listing).hexdigest()
-    except UNREADABLE as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not an episode file, or a damaged one ({error}); {_DAMAGED}") from error
+            whole = info.header_offset == offset and raw.read(len(header)) == header
+            if not whole or _checksum(raw, info.file_size) != info.CRC:
+                raise DataError(f"{path}: the checksum of {info.filename} does not match; {_DAMAGED}")
+            directory.append(_directory_entry(name, info.file_size, info.CRC, offset))
+            offset += len(header) + info.file_size
+        raw.seek(offset)
+        listing = b"".join(directory)
+        if raw.read() != listing + _end(len(directory), len(listing), offset):
+            raise DataError(f"{path}: the directory of the archive is not the one that was written; {_DAMAGED}")
+        return hashlib.sha256(listing).hexdigest()
 
 
 def _checksum(raw: BinaryIO, size: int) -> int:
@@ -275,6 +269,8 @@ class BlockFile:
         return True
 
 
+_MOST = 1 << 63
+Count: TypeAlias = Annotated[int, Ge(0), Lt(_MOST)]
 FORMAT = "headrace-episode"
 VERSION = 1
 _HEADER = "episode.json"
@@ -284,16 +280,16 @@ _HEADER = "episode.json"
 class EpisodeMeta:
     """What an episode is, apart from its arrays."""
 
-    episode_id: int
+    episode_id: Count
     seed: int
-    attempt: int
+    attempt: Count
     """0 unless the same (seed, episode id) was finished before in the same run."""
-    length: int
+    length: Annotated[Count, Ge(1)]
     """Steps, T."""
     success: bool | None
     diverged: bool
     episode_return: float
-    instruction: str = ""
+    instruction: Text = ""
     """The task of this episode in words; empty where there is none."""
 
     @property
@@ -303,7 +299,7 @@ class EpisodeMeta:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as they are written; quicker than ``dataclasses.asdict``."""
-        return {name: getattr(self, name) for name in _META_NAMES}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def file_name(self) -> str:
@@ -354,61 +350,13 @@ class _Stored:
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    begin: int
+    """Of its header, which the checksum is over, too."""
+    checksum: int
 
 
-_META_NAMES = tuple(field.name for field in dataclasses.fields(EpisodeMeta))
 _LARGEST_HEADER = 1 << 20
-_MOST = 1 << 63
 _MOST_DIMENSIONS = 32
-
-
-def is_count(value: object) -> bool:
-    """Return whether JSON gave a whole number that is not negative and fits 64 bits; true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
-
-
-TEXT = "a text in Unicode without null characters"
-
-
-def is_text(value: object) -> bool:
-    """Return whether JSON gave a text that every format can hold."""
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
-
-
-def is_number(value: object) -> bool:
-    """Return whether JSON gave a number that fits a float, or one of its infinities and no number."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) < _MOST
-    return isinstance(value, float)
-
-
-Kinds: TypeAlias = "Mapping[str, tuple[str, Callable[[Any], bool]]]"
-"""Name → what is expected in words, and a test of it."""
-
-META_KINDS: Kinds = {
-    "episode_id": ("a whole number from 0", is_count),
-    "seed": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    "attempt": ("a whole number from 0", is_count),
-    "length": ("a whole number from 1", lambda value: is_count(value) and value >= 1),
-    "success": ("true, false or null", lambda value: value is None or isinstance(value, bool)),
-    "diverged": ("true or false", lambda value: isinstance(value, bool)),
-    "episode_return": ("a number", is_number),
-    "instruction": (TEXT, is_text),
-}
-
-
-def check_record(content: object, kinds: Kinds, where: str) -> dict[str, Any]:
-    """Return a JSON object with exactly these keys, each of its kind; anything else is a DataError that says where."""
-    if not isinstance(content, dict):
-        raise DataError(f"{where}: expected a JSON object, got {type(content).__name__}; the file is damaged")
-    record = cast("dict[str, Any]", content)
-    if record.keys() != kinds.keys():
-        missing, unknown = sorted(kinds.keys() - record.keys()), sorted(record.keys() - kinds.keys())
-        raise DataError(f"{where}: expected the keys {', '.join(kinds)}; missing: {missing}, unknown: {unknown}")
-    for name, (words, fits) in kinds.items():
-        if not fits(record[name]):
-            raise DataError(f"{where}: {name}: expected {words}, got {record[name]!r}; the file is damaged")
-    return record
 
 
 class EpisodeFile:
@@ -417,22 +365,15 @@ class EpisodeFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stored: dict[str, _Stored] = {}
-        try:
-            with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
-                members = {info.filename: info for info in archive.infolist()}
-                if len(members) < len(archive.infolist()):
-                    raise DataError(f"{path}: a name is there twice; the file is damaged")
-                self.meta = _read_meta(archive, members[_HEADER], path)
-                for info in members.values():
-                    if info.filename.endswith(".npy"):
-                        self._stored[info.filename[:-4]] = _locate(raw, info, path)
-            _check_names(self._stored.keys(), path)
-        except FileNotFoundError:
-            raise DataError(f"{path}: in the journal, but missing; restore it from a copy") from None
-        except UNREADABLE as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"{path}: not an episode file, or a damaged one ({error})") from error
+        with parsing(path), open_untrusted(path) as raw, zipfile.ZipFile(raw) as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            if len(members) < len(archive.infolist()):
+                raise DataError(f"{path}: a name is there twice; the file is damaged")
+            self.meta = _read_meta(archive, members[_HEADER], path)
+            for info in members.values():
+                if info.filename.endswith(".npy"):
+                    self._stored[info.filename[:-4]] = _locate(raw, info, path)
+        _check_names(self._stored.keys(), path)
 
     @property
     def names(self) -> list[str]:
@@ -456,15 +397,20 @@ class EpisodeFile:
         return [self.field(name) for name in sorted(self._stored)]
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Return rows ``start:stop`` of an array; the caller owns the memory."""
+        """Return rows ``start:stop`` of an array, compared with its checksum if they are all; the caller owns them."""
         stored = self._find(name)
         first, last, _ = slice(start, stop).indices(stored.shape[0])
         out = np.empty((max(0, last - first), *stored.shape[1:]), stored.dtype)
         if out.nbytes:
-            with self.path.open("rb") as raw:
+            with open_untrusted(self.path) as raw:
+                raw.seek(stored.begin)
+                checksum = crc32(raw.read(stored.offset - stored.begin))
                 raw.seek(stored.offset + first * (out.nbytes // out.shape[0]))
-                if raw.readinto(out.reshape(-1).view(np.uint8).data) != out.nbytes:
+                content = out.reshape(-1).view(np.uint8).data
+                if raw.readinto(content) != out.nbytes:
                     raise DataError(f"{self.path}: {name} ends too early; run 'headrace record verify'")
+                if len(out) == stored.shape[0] and crc32(content, checksum) != stored.checksum:
+                    raise DataError(f"{self.path}: the checksum of {name} does not match; {_DAMAGED}")
         return out
 
     def _find(self, name: str) -> _Stored:
@@ -482,7 +428,7 @@ def _read_meta(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> E
     found = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
     if found.pop("format", None) != FORMAT or found.pop("version", None) != VERSION:
         raise DataError(f"{path}: expected an episode of format {FORMAT} {VERSION}; update headrace")
-    return EpisodeMeta(**check_record(found, META_KINDS, f"{path}: {_HEADER}"))
+    return read_record(EpisodeMeta, found, f"{path}: {_HEADER}", strict=True)
 
 
 def _check_names(names: Collection[str], path: Path) -> None:
@@ -523,4 +469,4 @@ def _locate(raw: BinaryIO, info: zipfile.ZipInfo, path: Path) -> _Stored:
         raise DataError(
             f"{path}: {info.filename}: {dtype} {shape} does not fill its {info.file_size:,} bytes; the file is damaged"
         )
-    return _Stored(raw.tell(), dtype, shape)
+    return _Stored(raw.tell(), dtype, shape, begin, info.CRC)

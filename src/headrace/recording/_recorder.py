@@ -1,15 +1,10 @@
-"""The recorder: watches an environment and keeps every finished episode.
-
-Feeds observers from a vector environment that is not ours: any that gives Gymnasium's five.
-"""
+"""The recorder: watches an environment and keeps every finished episode."""
 
 from __future__ import annotations
 
 import atexit
-import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._leaves import flatten
-from headrace.errors import ConfigError, DataError, LifecycleError, ShapeError
-from headrace.recording._episode_file import TEXT, EpisodeFile, EpisodeMeta, is_text
+from headrace.errors import ConfigError, DataError, LifecycleError
+from headrace.files import Owner
+from headrace.recording._episode_file import EpisodeFile, EpisodeMeta
 from headrace.recording._store import DatasetInfo, EpisodeStore
 from headrace.recording._writer import BackgroundWriter
-from headrace.recording.fields import as_array, check_choice, first_difference, needs_frames
+from headrace.recording.fields import TEXT, as_array, check_choice, first_difference, is_text, needs_frames
 from headrace.recording.running import FieldSources, FinishedEpisode, RunningRows, Told
-from headrace.types import Need, Obs, ResetRecord, Step, StepObserver, StepRecord, SubstepRecord
+from headrace.types import Need, ResetRecord, StepRecord, SubstepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +33,8 @@ class RecorderCfg:
     """``obs`` (every group), ``obs/<group>``, ``cameras`` (every image group), ``cameras/<group>``, ``actions``,
     ``processed_actions``, ``rewards``, ``flags``, ``states`` (physics states, which replay compares), ``substeps``
     (physics states after every physics substep of a step)."""
-    keep: Literal["all", "succeeded", "failed_apart"] = "all"
-    """``succeeded`` keeps no others; ``failed_apart`` puts the others into a directory of their own."""
+    keep: Literal["all", "succeeded"] = "all"
+    """``succeeded`` keeps no others."""
     min_length: int = 1
     """Shorter episodes are not kept."""
     queue_episodes: int | None = None
@@ -50,8 +46,8 @@ class RecorderCfg:
 
     def __post_init__(self) -> None:
         check_choice(self.fields)
-        if self.keep not in ("all", "succeeded", "failed_apart"):
-            raise ConfigError(f"keep: expected 'all', 'succeeded' or 'failed_apart', got {self.keep!r}")
+        if self.keep not in ("all", "succeeded"):
+            raise ConfigError(f"keep: expected 'all' or 'succeeded', got {self.keep!r}")
         if self.min_length < 1:
             raise ConfigError(f"min_length: expected at least 1, got {self.min_length}")
         if self.queue_episodes is not None and self.queue_episodes < 1:
@@ -110,7 +106,7 @@ class EpisodeRecorder:
         self._writer: BackgroundWriter | None = None
         self._ready: deque[FinishedEpisode] = deque()
         self._closed = False
-        self._process = os.getpid()
+        self._owner = Owner()
         self._in_step = False
         self._sources: FieldSources | None = None
         self._rows: RunningRows | None = None
@@ -225,7 +221,7 @@ class EpisodeRecorder:
 
         In a forked child it does nothing: the episodes, and the thread that writes them, are its parent's.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or not self._owner.is_here:
             return
         try:
             if self._writer is not None:
@@ -247,8 +243,7 @@ class EpisodeRecorder:
     def _check_open(self) -> None:
         if self._closed:
             raise LifecycleError("recorder: closed; detach it, or make a new one with resume=True")
-        if os.getpid() != self._process:
-            raise LifecycleError(f"recorder: process {self._process} writes here, not its forked child; detach it here")
+        self._owner.check(self.store.path, "detach the recorder here, or record into another directory")
         if self._writer is not None:
             self._writer.check()
 
@@ -302,8 +297,7 @@ class EpisodeRecorder:
         )
         if self._keeps(meta):
             assert self._rows is not None
-            group = "failed" if self.cfg.keep == "failed_apart" and not success else "episodes"
-            self._ready.append(self._rows.finish(slot, meta, group))
+            self._ready.append(self._rows.finish(slot, meta))
             self._report.finished += 1
         self._lengths[slot] = 0
         self._forget(slot)
@@ -353,74 +347,3 @@ def _close_at_exit(recorder: EpisodeRecorder) -> Any:
 
     atexit.register(close)
     return close
-
-
-class StepFeed:
-    """Turns resets and steps of an environment into the records that observers take.
-
-    Episode ids are counted as ``BatchEnv`` counts them: the k-th episode of slot i is ``i + k · num_envs``. The
-    environment resets itself in the step that ends an episode, with the true last observation in
-    ``info["final_obs"]`` under the mask ``info["_final_obs"]``.
-    """
-
-    def __init__(self, observers: Sequence[StepObserver], num_envs: int) -> None:
-        self._observers = tuple(observers)
-        self._num_envs = num_envs
-        self._seed = 0
-        self._obs: Obs | None = None
-        self._episodes = torch.arange(num_envs)
-
-    def reset(self, obs: Obs, seed: int, states: Tensor | None = None) -> None:
-        """Report that all environments were reset. ``states`` is (N, S) where an observer needs it."""
-        self._seed, self._obs = seed, obs
-        self._episodes = torch.arange(self._num_envs)
-        self._begin(self._episodes.clone(), states)
-
-    def step(
-        self,
-        actions: Tensor,
-        step: Step,
-        active: Tensor | None = None,
-        states: Tensor | None = None,
-        first_states: Tensor | None = None,
-    ) -> None:
-        """Report a step.
-
-        Args:
-            actions: (N, A).
-            step: its result.
-            active: bool (N,), the environments that acted; all where None.
-            states: (N, S) physics states after the step, before any reset.
-            first_states: (N, S) states after the resets of this step.
-        """
-        if self._obs is None:
-            raise LifecycleError("StepFeed: step before reset; call reset with the first observation")
-        if actions.shape[0] != self._num_envs:
-            raise ShapeError(f"actions: expected {self._num_envs} rows, got {tuple(actions.shape)}")
-        env_ids = torch.arange(self._num_envs) if active is None else torch.nonzero(active).flatten()
-        record = StepRecord(
-            env_ids=env_ids,
-            episode_ids=self._episodes[env_ids],
-            actions=actions,
-            step=step,
-            states=states[env_ids] if states is not None else None,
-        )
-        for observer in self._observers:
-            observer.after_step(record)
-        self._obs = step.obs
-        ended = env_ids[(torch.as_tensor(step.terminated) | torch.as_tensor(step.truncated))[env_ids]]
-        if len(ended):
-            self._episodes[ended] += self._num_envs
-            self._begin(ended, first_states)
-
-    def _begin(self, env_ids: Tensor, states: Tensor | None) -> None:
-        assert self._obs is not None
-        record = ResetRecord(
-            env_ids=env_ids,
-            episode_ids=self._episodes[env_ids],
-            seed=self._seed,
-            obs=self._obs,
-            states=states[env_ids] if states is not None else None,
-        )
-        for observer in self._observers:
-            observer.after_reset(record)

@@ -8,7 +8,6 @@ dataset/
   dataset.json       what was recorded, from which environment
   journal.jsonl      one line per committed episode
   episodes/          seed0_ep00000012.npz …
-  failed/            the same, where failed episodes are kept apart
 ```
 
 What a dataset says about itself: ``dataset.json``, from which exports and replay know the environment.
@@ -23,28 +22,35 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
+from annotated_types import Gt, Lt, Predicate
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError
-from headrace.files import FileHash, Lock, append, claim, read_json, storage_error, sync, truncate, write_whole
+from headrace.files import (
+    FileHash,
+    Lock,
+    append,
+    claim,
+    read_json,
+    read_record,
+    storage_error,
+    sync,
+    truncate,
+    write_whole,
+)
 from headrace.recording._episode_file import (
-    META_KINDS,
-    TEXT,
     BlockBuffer,
+    Count,
     EpisodeMeta,
-    Kinds,
     check_archive,
-    check_record,
-    is_count,
-    is_number,
-    is_text,
     write_episode_file,
 )
+from headrace.recording.fields import Text
 from headrace.types import StackSpec
 
 if TYPE_CHECKING:
@@ -52,8 +58,7 @@ if TYPE_CHECKING:
 
 INFO = "dataset.json"
 FORMAT = "headrace-dataset"
-VERSIONS = (1, 2)
-"""That can be read; the last is written. In version 1 the journal has hashes of whole files."""
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +67,11 @@ class DatasetInfo:
 
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the environment is, as ``EnvRecipe.from_json`` reads it: ``source``, and what else decides an episode."""
-    fps: float | None = None
+    fps: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     """Environment steps per simulated second; LeRobot needs it."""
-    instruction: str = ""
+    instruction: Text = ""
     """The task in words, where the episodes have none of their own; the name of the task where empty."""
-    robot_type: str | None = None
+    robot_type: Text | None = None
     stacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Image groups that are stacks of frames: the arguments of ``StackSpec`` by observation path."""
     spaces: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -105,30 +110,14 @@ class DatasetInfo:
         return None if known is None else StackSpec(**known)
 
 
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-_TEXT = (TEXT, is_text)
-_OBJECT = ("a JSON object", _is_object)
-_KINDS: Kinds = {
-    "recipe": _OBJECT,
-    "fps": ("a number above 0 or null", lambda value: value is None or (is_number(value) and 0 < value < math.inf)),
-    "instruction": _TEXT,
-    "robot_type": ("a text or null", lambda value: value is None or is_text(value)),
-    "stacks": _OBJECT,
-    "spaces": _OBJECT,
-}
-
-
 def info_text(info: DatasetInfo) -> str:
     """Return the content of ``dataset.json``; what could not be read back is refused."""
     said = asdict(info)
     try:
-        check_record(json.loads(json.dumps(said)), _KINDS, "DatasetInfo")
+        read_record(DatasetInfo, said, "DatasetInfo", strict=True)
     except (DataError, TypeError, ValueError) as error:
         raise ConfigError(f"{error}; describe the environment in what JSON can say") from error
-    return json.dumps({"format": FORMAT, "version": VERSIONS[-1], **said}, indent=1) + "\n"
+    return json.dumps({"format": FORMAT, "version": VERSION, **said}, indent=1) + "\n"
 
 
 def read_info(path: Path) -> DatasetInfo:
@@ -137,9 +126,11 @@ def read_info(path: Path) -> DatasetInfo:
     if not file.exists():
         raise DataError(f"{path}: no {INFO}; expected the directory that EpisodeRecorder wrote")
     content = read_json(file)
-    if content.pop("format", None) != FORMAT or content.pop("version", None) not in VERSIONS:
-        raise DataError(f"{file}: expected format {FORMAT} of version {VERSIONS}; update headrace")
-    info = DatasetInfo(**check_record(content, _KINDS, str(file)))
+    found = (content.pop("format", None), content.pop("version", None))
+    if found != (FORMAT, VERSION):
+        advice = "export it with headrace 0.2" if found == (FORMAT, 1) else "update headrace"
+        raise DataError(f"{file}: expected format {FORMAT} of version {VERSION}; {advice}")
+    info = read_record(DatasetInfo, content, str(file), strict=True)
     try:
         for name in info.stacks:
             info.stack(name)
@@ -196,9 +187,13 @@ def whole_space(space: Mapping[str, Any]) -> dict[str, Any]:
     return {**space, **bounds}
 
 
-Group = Literal["episodes", "failed"]
-_GROUPS: tuple[Group, ...] = ("episodes", "failed")
-_SHA256 = re.compile("[0-9a-f]{64}")
+_FOLDER = "episodes"
+_GROUPS = (_FOLDER, "failed")
+"""Directories of episode files; 0.2 could keep failed ones apart."""
+
+
+def _is_hash(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,49 +202,21 @@ class JournalEntry(EpisodeMeta):
 
     file: str
     """Path relative to the dataset: the group's directory and the episode's file name."""
-    size: int
+    size: Count
     """Bytes of the file."""
-    sha256: str
-    """Of the archive's directory, which has the size and the CRC-32 of every member; of the whole file in datasets of
-    version 0.1."""
-    of_file: bool = False
-    """Whether ``sha256`` is of the whole file."""
+    directory_sha256: Annotated[str, Predicate(_is_hash)]
+    """Of the archive's directory, which has the size and the CRC-32 of every member."""
 
     def as_line(self) -> bytes:
         """Return the line of the journal, with its newline."""
-        fields = {**self.as_dict(), "file": self.file, "size": self.size, _hash_key(self.of_file): self.sha256}
-        return json.dumps(fields).encode() + b"\n"
+        return json.dumps(self.as_dict()).encode() + b"\n"
 
     def check(self, dataset: Path) -> None:
         """Compare the episode's file with this entry."""
         path = dataset / self.file
-        FileHash(self.size, self.sha256).check(path, content=self.of_file)
-        if not self.of_file and check_archive(path) != self.sha256:
+        FileHash(self.size, "").check(path, content=False)
+        if check_archive(path) != self.directory_sha256:
             raise DataError(f"{path}: is not the episode that the journal lists; restore it from a copy")
-
-    def identity(self, dataset: Path) -> str:
-        """Return a hash of the content, which entries of all versions can be compared by."""
-        return check_archive(dataset / self.file) if self.of_file else self.sha256
-
-    @property
-    def failed_apart(self) -> bool:
-        """Whether the episode was put aside as failed."""
-        return self.file.startswith("failed/")
-
-
-_JOURNAL_KINDS: Kinds = {
-    **META_KINDS,
-    "file": ("a path in episodes/ or failed/", is_text),
-    "size": ("a whole number from 0", is_count),
-}
-
-
-def _is_hash(value: object) -> bool:
-    return isinstance(value, str) and bool(_SHA256.fullmatch(value))
-
-
-def _hash_key(of_file: bool) -> str:
-    return "sha256" if of_file else "directory_sha256"
 
 
 def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
@@ -272,10 +239,7 @@ def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
             if number == len(lines) - 1 and not lines[-1]:
                 break
             raise DataError(f"{where}: not a journal line ({error}); the journal is damaged") from error
-        of_file = isinstance(content, dict) and "sha256" in content
-        key = _hash_key(of_file)
-        record = check_record(content, {**_JOURNAL_KINDS, key: ("64 hexadecimal digits", _is_hash)}, where)
-        entry = JournalEntry(sha256=record.pop(key), of_file=of_file, **record)
+        entry = read_record(JournalEntry, content, where, strict=True)
         if entry.file not in {f"{group}/{entry.file_name}" for group in _GROUPS}:
             raise DataError(f"{where}: file: expected episodes/{entry.file_name}, got {entry.file!r}")
         entries.append(entry)
@@ -297,14 +261,13 @@ class EpisodeStore:
         self._journal = self.path / "journal.jsonl"
         self.entries: list[JournalEntry] = []
         self._keys: set[tuple[int, int, int]] = set()
-        self._folders: set[Group] = set()
         self._buffer = BlockBuffer()
         if resume and self.path.is_dir():
             self._lock = Lock(self.path)
         else:
             self._lock = claim(self.path, "pass resume=True to go on with a dataset, or choose another path")
         try:
-            (self.path / "episodes").mkdir(exist_ok=True)
+            (self.path / _FOLDER).mkdir(exist_ok=True)
             self._open(info)
         except OSError as error:
             self._lock.close()
@@ -317,14 +280,10 @@ class EpisodeStore:
         text = info_text(info)
         file = self.path / INFO
         if file.exists():
-            there, wanted = read_json(file), json.loads(text)
-            version = there.get("version")
-            if there | {"version": wanted["version"]} != wanted or version not in VERSIONS:
+            if read_json(file) != json.loads(text):
                 raise ConfigError(
                     f"{file}: was recorded with other settings; resume with the same DatasetInfo or choose another path"
                 )
-            if version != wanted["version"]:
-                write_whole(file, text)
         else:
             write_whole(file, text)
         if self._journal.exists():
@@ -356,6 +315,7 @@ class EpisodeStore:
         An episode that is already there is left as it is. If the disk fails, what was whole before stays committed, the
         rest leaves no trace, and StorageError is raised.
         """
+        self._lock.owner.check(self.path, "record into another directory")
         written: list[tuple[int, JournalEntry]] = []
         fresh: list[JournalEntry] = []
         failure: OSError | None = None
@@ -379,24 +339,18 @@ class EpisodeStore:
             self._remove([entry for _, entry in written[len(fresh) :]])
         try:
             if fresh:
-                for group in sorted({entry.file.split("/")[0] for entry in fresh}):
-                    sync(self.path / group)
+                sync(self.path / _FOLDER)
                 append(self._journal, b"".join(entry.as_line() for entry in fresh))
                 self.entries += fresh
         except OSError as error:
             failure = error
             self._remove(fresh)
         if failure is not None:
-            raise self._failed(failure) from failure
+            raise self._make_storage_error(failure) from failure
 
     def _write(self, episode: FinishedEpisode) -> tuple[int, JournalEntry]:
         """Write an episode; returns the open file, which is not synced yet, and its line."""
-        folder = self.path / episode.group
-        if episode.group not in self._folders:
-            folder.mkdir(exist_ok=True)
-            sync(self.path)
-            self._folders.add(episode.group)
-        file = folder / episode.meta.file_name
+        file = self.path / _FOLDER / episode.meta.file_name
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             size, digest = write_episode_file(handle, episode.meta, episode.columns(), self._buffer)
@@ -404,8 +358,8 @@ class EpisodeStore:
             os.close(handle)
             file.unlink(missing_ok=True)
             raise
-        name = f"{episode.group}/{file.name}"
-        return handle, JournalEntry(**episode.meta.as_dict(), file=name, size=size, sha256=digest)
+        name = f"{_FOLDER}/{file.name}"
+        return handle, JournalEntry(**episode.meta.as_dict(), file=name, size=size, directory_sha256=digest)
 
     def _remove(self, entries: Iterable[JournalEntry]) -> None:
         """Take back what was written and has no line."""
@@ -413,7 +367,7 @@ class EpisodeStore:
             self._keys.discard(entry.key)
             (self.path / entry.file).unlink(missing_ok=True)
 
-    def _failed(self, error: OSError) -> StorageError:
+    def _make_storage_error(self, error: OSError) -> StorageError:
         safe = f"{len(self.entries)} committed episodes are safe. Make room, then go on with resume=True"
         return storage_error(self.path, error, safe)
 

@@ -51,6 +51,10 @@ class Episode:
         """Return rows ``start:stop`` of one array; only they are read."""
         return self._file.read(name, start, stop)
 
+    def check(self) -> None:
+        """Compare every byte of its file with what was recorded."""
+        self.entry.check(self._path)
+
     def arrays(self) -> dict[str, Nested]:
         """Return everything, nested: ``episode.arrays()["obs"]["policy"]``."""
         return nest({name: self.read(name) for name in self.names})
@@ -184,9 +188,8 @@ def _check_identities(datasets: Sequence[EpisodeDataset]) -> None:
     seen: dict[tuple[int, int, int], tuple[str, Path]] = {}
     for dataset in datasets:
         for entry in dataset.entries:
-            identity = entry.identity(dataset.path)
-            content, where = seen.setdefault(entry.key, (identity, dataset.path))
-            if content != identity:
+            content, where = seen.setdefault(entry.key, (entry.directory_sha256, dataset.path))
+            if content != entry.directory_sha256:
                 raise DataError(
                     f"merge: episode {entry.episode_id} of seed {entry.seed} (attempt {entry.attempt}) is in "
                     f"{where} and, with other content, in {dataset.path}; record with different seeds"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
+from annotated_types import Predicate
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,16 @@ Array: TypeAlias = NDArray[Any]
 
 NUMBERS = "biufc"
 """Kinds of dtype that episodes have: bool, integers, floats, complex numbers."""
+
+TEXT = "a text in Unicode without null characters"
+
+
+def is_text(value: object) -> bool:
+    """Return whether something is a text that every format can hold."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+Text: TypeAlias = Annotated[str, Predicate(is_text)]
 
 Nested: TypeAlias = "dict[str, Nested] | Array"
 """Arrays by name, nested as the observations were."""
@@ -102,12 +113,6 @@ def as_rgb(pictures: Array) -> NDArray[np.uint8]:
 def newest_rgb(rows: Array, stack: StackSpec | None) -> NDArray[np.uint8]:
     """Return rows of images, or of stacks of frames, as uint8 (n, H, W, 3): of a stack the newest frame."""
     return as_rgb(rows if stack is None else stack.newest(torch.from_numpy(rows)).numpy())
-
-
-def enlarge(pictures: Array, height: int) -> Array:
-    """Images (n, H, W, 3), each pixel repeated where they are smaller than about ``height``."""
-    scale = max(1, height // pictures.shape[1])
-    return pictures.repeat(scale, 1).repeat(scale, 2)
 
 
 def check_choice(fields: Iterable[str]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import ConfigError, require_extra
 from headrace.files import check_new, check_writable
@@ -28,6 +28,8 @@ class FilmCfg:
     """Directory for the films of episodes, ``episode-ID.mp4``, each of which must be new."""
     renderer: str = "native"
     """What draws: ``native``, ``gl`` (MuJoCo's own images) or ``warp``."""
+    on_table: Callable[[Any], None] | None = None
+    """Called with the table of the evaluation before its episodes are played again."""
     interval: int = 50
     """Iterations of a training from one filmed to the next; filming takes time, which is in the figures."""
 
@@ -91,7 +93,7 @@ class FilmCfg:
         if not isinstance(env, BatchEnv):
             raise ConfigError(f"video (--video): expected a task of ours to film, got {type(env).__name__}")
         render = env.open_renderer(self.renderer)
-        with VideoObserver(Path(file), render=render, fps=1.0 / env.task.dt) as observer:
+        with VideoObserver(Path(file), render, fps=1.0 / env.task.dt) as observer:
             env.attach(observer)
             try:
                 yield observer

@@ -143,7 +143,7 @@ def replay_episode(episode: Episode, env: AnyEnv) -> Replay:
                 f"replay: the instruction was {episode.meta.instruction!r} in the episode and is {told!r} in the "
                 "environment; make it as it was recorded"
             )
-        difference = _compare(0, recorded, _shown(witness.first.obs, witness.first.states), row=0)
+        difference = _compare(0, recorded, _read_shown(witness.first.obs, witness.first.states), row=0)
         steps, ended_at = 0, None
         while difference is None and ended_at is None and steps < episode.meta.length:
             env.step(actions[steps : steps + 1])
@@ -151,7 +151,7 @@ def replay_episode(episode: Episode, env: AnyEnv) -> Replay:
             record = witness.last
             assert record is not None
             step = record.step
-            difference = _compare(steps, recorded, _shown(step.obs, record.states), row=steps)
+            difference = _compare(steps, recorded, _read_shown(step.obs, record.states), row=steps)
             taken = {"rewards": step.reward, "terminated": step.terminated, "truncated": step.truncated}
             difference = difference or _compare(steps, recorded, taken, row=steps - 1)
             if bool(step.terminated[0] | step.truncated[0]):
@@ -184,7 +184,7 @@ class _Recorded:
         return self._small[name][row] if name in self._small else self._episode.read(name, row, row + 1)[0]
 
 
-def _shown(obs: Obs, states: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+def _read_shown(obs: Obs, states: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
     return {**flatten(obs, "obs"), "states": states}
 
 

@@ -25,12 +25,11 @@ from headrace._leaves import Path as LeafPath
 from headrace._leaves import leaves
 from headrace.errors import DataError
 from headrace.recording._episode_file import EpisodeMeta
-from headrace.recording._store import Group
 from headrace.recording.fields import Array, Field, as_array, choose_observations
 from headrace.replay.row_space import Int64s, memcpy
 from headrace.types import Obs, ResetRecord, StepRecord
 
-Sources: TypeAlias = "Mapping[str, Tensor | Array]"
+Sources: TypeAlias = Mapping[str, Tensor]
 """Field → values, borrowed."""
 
 Told: TypeAlias = dict[str, Tensor]
@@ -67,11 +66,6 @@ class FieldSources:
         """
         step, choice, ends = record.step, self._choice, record.step.info.get("ends")
         found = self._of_moment(step.obs, record.states, "leave it out")
-        final, mask = step.info.get("final_obs"), step.info.get("_final_obs")
-        if mask is not None and final is not None and final is not step.obs:
-            # an environment that is not ours shows the new episode already
-            for name, path in self._observations:
-                found[name] = _merged(name, found[name], _leaf(final, path), mask)
         if "actions" in choice:
             found["actions"] = record.actions
         if "rewards" in choice:
@@ -79,16 +73,15 @@ class FieldSources:
         if "flags" in choice:
             found["terminated"], found["truncated"] = step.terminated, step.truncated
         if "processed_actions" in choice:
-            found["processed_actions"] = _given("processed_actions", record.processed_actions, "leave it out")
+            found["processed_actions"] = _read_given("processed_actions", record.processed_actions, "leave it out")
         if "substeps" in choice:
-            found["substeps"] = _given("substeps", substeps, "leave it out")
+            found["substeps"] = _read_given("substeps", substeps, "leave it out")
         told = {
             "env_ids": record.env_ids,
             "episode_ids": record.episode_ids,
-            # an environment that is not ours may give arrays
-            "rewards": torch.as_tensor(step.reward),
-            "terminated": torch.as_tensor(step.terminated),
-            "truncated": torch.as_tensor(step.truncated),
+            "rewards": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
         }
         if ends is not None:
             told |= {"ended": ends.env_ids, "diverged": ends.diverged}
@@ -96,33 +89,19 @@ class FieldSources:
                 told["success"] = ends.success
         return _on_host(found, told)
 
-    def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> dict[str, Tensor | Array]:
-        found: dict[str, Tensor | Array] = {name: _leaf(obs, path) for name, path in self._observations}
+    def _of_moment(self, obs: Obs, states: Tensor | None, advice: str) -> dict[str, Tensor]:
+        found = {name: _leaf(obs, path) for name, path in self._observations}
         if "states" in self._choice:
-            found["states"] = _given("states", states, advice)
+            found["states"] = _read_given("states", states, advice)
         return found
 
 
-def _on_host(found: dict[str, Tensor | Array], told: Told) -> tuple[Sources, Told]:
+def _on_host(found: dict[str, Tensor], told: Told) -> tuple[Sources, Told]:
     """Return both on the CPU: one copy from a GPU."""
     if all(values.is_cpu for values in told.values()):
         return found, told
-    host = to_host({**{name: values for name, values in found.items() if isinstance(values, Tensor)}, **told})
-    return {name: host.get(name, values) for name, values in found.items()}, {name: host[name] for name in told}
-
-
-def _merged(name: str, shown: Tensor | Array, last: Tensor | Array, mask: Tensor | Array) -> Tensor | Array:
-    """``shown`` (N, …) with the rows of ``last`` where ``mask`` is set; fresh. Each may be a tensor or an array."""
-    if (
-        isinstance(shown, Tensor)
-        and isinstance(last, Tensor)
-        and isinstance(mask, Tensor)
-        and shown.device == last.device == mask.device
-    ):
-        return torch.where(mask.bool().view(-1, *[1] * (shown.ndim - 1)), last.to(shown.dtype), shown)
-    merged, ended = as_array(shown, name).copy(), as_array(mask, "_final_obs").astype(np.bool_)
-    merged[ended] = as_array(last, name)[ended]
-    return merged
+    host = to_host({**found, **told})
+    return {name: host[name] for name in found}, {name: host[name] for name in told}
 
 
 def _leaf(obs: Any, path: LeafPath) -> Any:
@@ -131,7 +110,7 @@ def _leaf(obs: Any, path: LeafPath) -> Any:
     return obs
 
 
-def _given(name: str, values: Tensor | None, advice: str) -> Tensor:
+def _read_given(name: str, values: Tensor | None, advice: str) -> Tensor:
     if values is None:
         raise DataError(f"fields: {name!r} was chosen, but the environment gives none; {advice}")
     return values
@@ -174,28 +153,11 @@ def _put_rows(
     lanes: Int64s,
     heads: Int64s,
 ) -> None:
-    for field in range(fields.shape[0]):
-        of_record, width, lane, offset = fields[field, 0], fields[field, 1], fields[field, 2], fields[field, 3]
-        page_rows, row_bytes, first = lanes[lane, 0], lanes[lane, 1], lanes[lane, 2]
-        for k in range(start, stop):
-            row = rows[k] if of_record else slots[k]
-            place = heads[lane, slots[k]] + ((steps[k] + first) % page_rows) * row_bytes + offset
-            memcpy(place, sources[field] + row * width, width)
-
-
-def put_rows(
-    slots: Int64s,
-    rows: Int64s,
-    steps: Int64s,
-    sources: Int64s,
-    fields: Int64s,
-    lanes: Int64s,
-    heads: Int64s,
-    share: int,
-) -> None:
     """Copy every field of environment ``slots[k]`` to the row of step ``steps[k]`` of its episode.
 
     Args:
+        start: the first k.
+        stop: the k after the last.
         slots: (n,) distinct.
         rows: (n,) where a source has a row per environment of the record instead of one per environment.
         steps: (n,), -1 for the beginning of an episode.
@@ -203,12 +165,14 @@ def put_rows(
         fields: (F, 4): whether rows are those of the record, bytes of a row, lane, offset in the lane's row.
         lanes: (L, 3): rows of a page, bytes of a row, whether there is a row for the beginning.
         heads: (L, N) address of the newest page.
-        share: environments that are worth a thread of their own.
     """
-    if len(slots) < 2 * share:
-        _put_rows(0, len(slots), slots, rows, steps, sources, fields, lanes, heads)
-    else:
-        run(_put_rows, len(slots), slots, rows, steps, sources, fields, lanes, heads, min_rows=share)
+    for field in range(fields.shape[0]):
+        of_record, width, lane, offset = fields[field, 0], fields[field, 1], fields[field, 2], fields[field, 3]
+        page_rows, row_bytes, first = lanes[lane, 0], lanes[lane, 1], lanes[lane, 2]
+        for k in range(start, stop):
+            row = rows[k] if of_record else slots[k]
+            place = heads[lane, slots[k]] + ((steps[k] + first) % page_rows) * row_bytes + offset
+            memcpy(place, sources[field] + row * width, width)
 
 
 Index = NDArray[np.int64]
@@ -292,7 +256,6 @@ class FinishedEpisode:
     """An episode on its way to the disk. Owns its rows."""
 
     meta: EpisodeMeta
-    group: Group
     lanes: tuple[tuple[Lane, list[Array]], ...]
     """Each lane with this episode's pages of it."""
     empty: tuple[Field, ...]
@@ -326,11 +289,10 @@ class _Column:
         self._dtype: torch.dtype | None = None
         self._shape = torch.Size()
 
-    def find(self, value: Tensor | Array, least: int, kept: list[Array]) -> int:
+    def find(self, value: Tensor, least: int, kept: list[Array]) -> int:
         """Address of the rows of a source, of which ``least`` are read at the least; ``kept`` keeps a copy alive."""
         if (
-            isinstance(value, Tensor)
-            and value.dtype == self._dtype
+            value.dtype == self._dtype
             and value.shape == self._shape
             and value.shape[0] >= least
             and value.is_contiguous()
@@ -347,8 +309,7 @@ class _Column:
         if len(values) < least if per_row else len(values) != self._num_envs:
             expected = "per environment" if per_row else f"for each of {self._num_envs} environments"
             raise DataError(f"{field.name}: expected a row {expected}, got {len(values)}")
-        if isinstance(value, Tensor):
-            self._dtype, self._shape = value.dtype, value.shape
+        self._dtype, self._shape = value.dtype, value.shape
         kept.append(np.ascontiguousarray(values))
         return _address(kept[-1])
 
@@ -405,12 +366,11 @@ class RunningRows:
         self._addresses = np.empty(len(self._columns), np.int64)
         self._starts = np.empty((len(self.lanes) * self._num_envs, 2), np.int64)
 
-    def finish(self, slot: int, meta: EpisodeMeta, group: Group) -> FinishedEpisode:
+    def finish(self, slot: int, meta: EpisodeMeta) -> FinishedEpisode:
         """Hand over the rows of an environment whose episode has ended, and forget them."""
         self._heads[:, slot] = 0
         return FinishedEpisode(
             meta=meta,
-            group=group,
             lanes=tuple([(lane, lane.take(slot, lane.fields[0].rows(meta.length))) for lane in self.lanes]),
             empty=tuple([column.field for column in self._empty]),
         )
@@ -442,4 +402,5 @@ class RunningRows:
         assert count >= 0, "a row without the rows before it"
         for lane, slot in self._starts[:count].tolist():
             heads[lane, slot] = self.lanes[lane].begin_page(slot)
-        put_rows(slots, rows, steps, addresses, self._places[:columns], sizes, heads, self._share)
+        places = self._places[:columns]
+        run(_put_rows, len(slots), slots, rows, steps, addresses, places, sizes, heads, min_rows=self._share)

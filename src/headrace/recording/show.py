@@ -1,31 +1,25 @@
-"""Looking at a dataset: a table of its episodes, and a contact sheet of their images.
+"""Looking at a dataset: a table of its episodes.
 
 Checking a dataset of any of our formats: hashes, lengths, order, timestamps, and frames of videos.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
-from headrace.errors import ConfigError, DataError, require_extra
-from headrace.files import read_json, write_whole
+from headrace.errors import DataError
+from headrace.files import parsing, read_json
 from headrace.recording._video import frame_times
 from headrace.recording.dataset import Episode, EpisodeDataset
-from headrace.recording.export.hdf5 import open_hdf5, row_counts
+from headrace.recording.export.hdf5 import open_hdf5, plain_arrays
 from headrace.recording.export.lerobot_dataset import Line, read_episodes, read_parquet, video_files
-from headrace.recording.fields import can_be_shown, enlarge, newest_rgb
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 _WORDS = {True: "yes", False: "no", None: "–"}
 
@@ -61,54 +55,6 @@ def field_table(episode: Episode) -> Table:
     for field in episode.fields:
         table.add_row(escape(field.name), str(field.dtype), str(field.shape), "T + 1" if field.with_first else "T")
     return table
-
-
-def contact_sheet(
-    dataset: EpisodeDataset, path: Path, *, camera: str | None = None, episodes: int = 8, frames: int = 8
-) -> Path:
-    """Return an image with a line for each episode: ``frames`` of its images, from the first to the last.
-
-    Args:
-        dataset: its first ``episodes`` are shown.
-        path: PNG file to write.
-        camera: which array; the first that has images where None.
-        episodes: lines at most.
-        frames: images in a line.
-    """
-    images = require_extra("PIL.Image", extra="record", purpose="a contact sheet")
-    drawing = require_extra("PIL.ImageDraw", extra="record", purpose="a contact sheet")
-    if not len(dataset):
-        raise ConfigError(f"contact sheet: expected an episode in {dataset.path}, got none; record some first")
-    stacks = {name: stack for name in dataset[0].names if (stack := dataset.info.stack(name)) is not None}
-    cameras = sorted({*(field.name for field in dataset[0].fields if can_be_shown(field)), *stacks})
-    chosen = camera or (cameras[0] if cameras else None)
-    if chosen is None or chosen not in cameras:
-        wanted = "images" if camera is None else f"images named {camera!r}"
-        got = f"images {', '.join(cameras)}" if cameras else f"only {', '.join(sorted(dataset[0].names))}"
-        raise ConfigError(
-            f"contact sheet: expected {wanted} in the dataset (uint8, with 1, 3 or 4 channels), got {got}; record a "
-            "camera"
-        )
-
-    def image(episode: Episode, row: int) -> NDArray[np.uint8]:
-        """Return one image (H, W, 3); small ones are shown larger, so that the text beside them can be read."""
-        return enlarge(newest_rgb(episode.read(chosen, row, row + 1), stacks.get(chosen)), 64)[0]
-
-    lines = [dataset[number] for number in range(min(episodes, len(dataset)))]
-    height, width = image(dataset[0], 0).shape[:2]
-    margin = 14
-    sheet: Image.Image = images.new("RGB", (frames * width, len(lines) * (height + margin)), "black")
-    draw = drawing.Draw(sheet)
-    for number, episode in enumerate(lines):
-        meta, top = episode.meta, number * (height + margin)
-        words = f"episode {meta.episode_id}  {meta.length} steps  return {meta.episode_return:.2f}"
-        draw.text((2, top + 1), f"{words}  success {_WORDS[meta.success].replace('–', '-')}", fill="white")
-        for column, row in enumerate(np.linspace(0, meta.length, frames).round().astype(int).tolist()):
-            sheet.paste(images.fromarray(image(episode, row)), (column * width, top + margin))
-    content = io.BytesIO()
-    sheet.save(content, format="PNG")
-    write_whole(path, content.getvalue())
-    return path
 
 
 Kind = Literal["headrace", "robomimic", "lerobot", "minari"]
@@ -156,13 +102,8 @@ def verify_dataset(path: Path | str) -> DatasetCheck:
         "minari": _check_minari,
     }
     counts = [0, 0]
-    try:
+    with parsing(path):
         problems = tuple(check[kind](path, counts))
-    except DataError:
-        raise
-    # what the formats' own libraries raise for files that are cut or are of another kind
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise DataError(f"{path}: not a whole {kind} dataset: {error!r}; write it again") from error
     return DatasetCheck(kind=kind, episodes=counts[0], steps=counts[1], problems=problems)
 
 
@@ -196,20 +137,12 @@ def _check_episode(episode: Episode) -> Iterator[str]:
 def _check_robomimic(path: Path, counts: list[int]) -> Iterator[str]:
     with open_hdf5(path, "r") as file:
         data: Any = file["data"]
-        names = list(data)
-        if names != [f"demo_{number}" for number in range(len(names))]:
-            yield "data: demonstrations are not demo_0, demo_1, … in natural order"
-        for name in names:
-            length = _count(data[name].attrs["num_samples"], counts)
-            for key, rows in row_counts(data[name]):
-                expected = 1 if key.startswith("initial_state/") else length
-                if rows != expected:
-                    yield f"data/{name}/{key}: {rows} rows, expected {expected}"
+        yield from _check_groups(data, path, "data/", ("demo", "num_samples"), counts)
         if int(data.attrs["total"]) != counts[1]:
             yield f"data: total says {data.attrs['total']} samples, the demonstrations have {counts[1]}"
         masks: Any = file.get("mask", {})
         for mask in masks:
-            unknown = [text.decode() for text in masks[mask][()] if text.decode() not in names]
+            unknown = [text.decode() for text in masks[mask][()] if text.decode() not in data]
             if unknown:
                 yield f"mask/{mask}: names {unknown[0]}, which is not in the file"
 
@@ -217,23 +150,22 @@ def _check_robomimic(path: Path, counts: list[int]) -> Iterator[str]:
 def _check_minari(path: Path, counts: list[int]) -> Iterator[str]:
     metadata = read_json(path / "data" / "metadata.json")
     with open_hdf5(path / "data" / "main_data.hdf5", "r") as file:
-        for number in range(len(file)):
-            if f"episode_{number}" not in file:
-                yield f"main_data.hdf5: episode_{number} is missing"
-                continue
-            group: Any = file[f"episode_{number}"]
-            length = _count(group.attrs["total_steps"], counts)
-            for key, rows in row_counts(group):
-                extra = key.startswith("observations") or key == "infos/states"
-                if rows != length + extra:
-                    yield f"episode_{number}/{key}: {rows} rows, expected {length + extra}"
+        yield from _check_groups(file, path, "", ("episode", "total_steps"), counts)
     yield from _check_totals(metadata, ("total_episodes", "total_steps"), counts, "metadata.json", "file has")
 
 
-def _count(steps: int, counts: list[int]) -> int:
-    """Add an episode; returns its length."""
-    counts[:] = counts[0] + 1, counts[1] + int(steps)
-    return int(steps)
+def _check_groups(data: Any, path: Path, where: str, kind: tuple[str, str], counts: list[int]) -> Iterator[str]:
+    """Compare the arrays of every episode in an HDF5 file with its length; ``kind``: its name and the attribute."""
+    name, attribute = kind
+    if list(data) != [f"{name}_{number}" for number in range(len(data))]:
+        yield f"{where or 'file'}: episodes are not {name}_0, {name}_1, … in natural order"
+    for group in data:
+        length = int(data[group].attrs[attribute])
+        counts[:] = counts[0] + 1, counts[1] + length
+        for key, array in plain_arrays(data[group], f"{path}: {where}{group}"):
+            expected = length + (key.startswith("observations") or key == "infos/states")
+            if len(array) != (1 if key.startswith("initial_state/") else expected):
+                yield f"{where}{group}/{key}: {len(array)} rows, expected {expected} for {length} steps"
 
 
 def _check_totals(

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from headrace._leaves import nest
 from headrace.errors import ConfigError, DataError, UnknownNameError
-from headrace.files import open_untrusted, parsing
+from headrace.files import parsing
 from headrace.recording.dataset import Episode, EpisodeDataset
-from headrace.recording.export.hdf5 import open_hdf5
+from headrace.recording.export.hdf5 import open_hdf5, plain_arrays
 from headrace.recording.export.lerobot_dataset import LeRobotDataset, LeRobotEpisode, is_lerobot
 from headrace.recording.fields import Array
 from headrace.replay import ArraySpec, ReplayBuffer
@@ -36,7 +36,7 @@ class RobomimicEpisode:
     """One demonstration of an HDF5 file; the caller owns the arrays that it reads."""
 
     def __init__(self, group: h5py.Group, where: str) -> None:
-        self._arrays = dict(_plain_arrays(group, where))
+        self._arrays = dict(plain_arrays(group, where))
         self.where = where
         if "actions" not in self._arrays:
             raise DataError(f"{where}: expected actions, got {sorted(self._arrays)}")
@@ -56,19 +56,6 @@ class RobomimicEpisode:
         return rows
 
 
-def _plain_arrays(group: h5py.Group, where: str) -> Generator[tuple[str, h5py.Dataset]]:
-    """Yield the arrays below a group by path; links to other places and files are refused."""
-    for name in map(str, group):
-        link: Any = group.get(name, getlink=True)
-        item: Any = group[name] if type(link).__name__ == "HardLink" else None
-        if item is None or (hasattr(item, "shape") and (item.external or item.is_virtual)):
-            raise DataError(f"{where}/{name}: expected an array or a group in the file itself, got a link")
-        if hasattr(item, "shape"):
-            yield name, item
-        else:
-            yield from ((f"{name}/{path}", array) for path, array in _plain_arrays(item, f"{where}/{name}"))
-
-
 class _Piece(NamedTuple):
     """What an episode has: T transitions, and where they end."""
 
@@ -84,7 +71,6 @@ class _Piece(NamedTuple):
 @contextmanager
 def _episodes(path: Path) -> Generator[Iterable[Episode | LeRobotEpisode | RobomimicEpisode]]:
     if path.suffix in (".hdf5", ".h5"):
-        open_untrusted(path).close()
         with open_hdf5(path, "r") as file:
             data: Any = file.get("data")
             if data is None:
@@ -97,6 +83,8 @@ def _episodes(path: Path) -> Generator[Iterable[Episode | LeRobotEpisode | Robom
 
 def _measure(episode: Episode | LeRobotEpisode | RobomimicEpisode, number: int, groups: Sequence[str]) -> _Piece:
     """Find out how many transitions an episode has."""
+    if isinstance(episode, Episode):
+        episode.check()
     if isinstance(episode, RobomimicEpisode):
         steps, rows = episode.length, min(episode.rows(f"{_OBS}{name}") for name in groups)
     else:
@@ -142,7 +130,7 @@ def fill_from_dataset(
             raise DataError(f"{place}: expected observations, got {first.names}")
         if reward is None and "rewards" not in first.names:
             raise ConfigError(f"{place}: it has no rewards; say what each step gets, for example reward=0.0")
-        recorded = _recorded_stacks(place, chosen)
+        recorded = _find_stacks(place, chosen)
         if both := sorted(recorded.keys() & stacks.keys()):
             raise ConfigError(f"stack: {both[0]!r} was recorded as a stack of frames already; leave it out")
         specs = {name: _spec(rows[name], stacks.get(name)) for name in chosen}
@@ -162,7 +150,7 @@ def fill_from_dataset(
     return buffer
 
 
-def _recorded_stacks(place: Path, chosen: Sequence[str]) -> dict[str, StackSpec]:
+def _find_stacks(place: Path, chosen: Sequence[str]) -> dict[str, StackSpec]:
     """Return observations that were recorded as stacks of frames."""
     if not place.is_dir() or is_lerobot(place):
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,11 @@ from headrace.files import Lock, claim, parsing, write_directory
 from headrace.replay import _blocks as disk
 from headrace.replay._blocks import MAIN, Allocator, Bytes, CheckpointAllocator, FileAllocator, ReadOnlyAllocator
 from headrace.replay._extending import Batch, NestedObs, check_transition
-from headrace.replay._samplers import Sampler, UniformSampler, make_sampler, stored_positions
+from headrace.replay._samplers import Sampler, UniformSampler, list_positions, make_sampler
 from headrace.replay._spec import (
     Autoreset,
     Codec,
+    Discount,
     SpaceLike,
     StoreSpec,
     ViewSpec,
@@ -70,7 +70,7 @@ class ReplayBuffer(SamplerView):
         extras: Mapping[str, SpaceLike] | None = None,
         sampler: Sampler | None = None,
         n_step: int = 1,
-        gamma: float = 0.99,
+        gamma: float | Sequence[float] = 0.99,
         autoreset: Autoreset = "same_step",
         seed: int = 0,
         directory: str | Path | None = None,
@@ -90,7 +90,7 @@ class ReplayBuffer(SamplerView):
                 back under their names.
             sampler: which transitions make a batch; uniform if None. It serves this buffer only.
             n_step: steps between observation and next observation.
-            gamma: discount of n-step rewards.
+            gamma: discount of n-step rewards; one for all environments, or one for each.
             autoreset: ``same_step``: the last observation of an episode is in ``info["final_obs"]``.
                 ``disabled``: it is ``step.obs`` itself.
             seed: of the draws; the k-th sample is a function of seed, k and content.
@@ -103,7 +103,8 @@ class ReplayBuffer(SamplerView):
         if codec is not None and directory is not None:
             raise ConfigError("codec: compressed frames differ in size, so they cannot be mapped from disk; drop one")
         sampler = sampler or UniformSampler()
-        view = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=gamma, seed=seed)
+        view = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=_discount(gamma), seed=seed)
+        view.check(num_envs)
         spec = store_spec(capacity, num_envs, observation, action, stack, extras, autoreset, codec)
         taken = sorted(RESERVED & spec.extras.keys())
         if taken:
@@ -169,7 +170,7 @@ class ReplayBuffer(SamplerView):
         name: str,
         *,
         n_step: int = 1,
-        gamma: float = 0.99,
+        gamma: float | Sequence[float] = 0.99,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> SamplerView:
@@ -179,7 +180,8 @@ class ReplayBuffer(SamplerView):
         """
         if name in self.views or not name.isidentifier():
             raise ConfigError(f"with_sampler: expected a new name of letters and digits, got {name!r}")
-        spec = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=gamma, seed=seed)
+        spec = ViewSpec(sampler=sampler.config(), n_step=n_step, gamma=_discount(gamma), seed=seed)
+        spec.check(self.num_envs)
         view = self._others[name] = SamplerView(self.store, name, sampler, spec, device)
         self._describe()
         return view
@@ -330,7 +332,7 @@ class ReplayBuffer(SamplerView):
         """
         memory = self.store.memory
         if isinstance(memory, FileAllocator) and memory.release.alive:
-            if memory.process == os.getpid():
+            if memory.owner.is_here:
                 self.flush()
             memory.release()
 
@@ -438,7 +440,7 @@ class ReplayBuffer(SamplerView):
             return
         write = check_transition(self.spec, obs, action, step, active, extras or {})
         with store.lock:
-            store.check_stacks(write)
+            store.stacks.check_step(write)
             if not store.durable:
                 store.write(write)
                 return
@@ -449,5 +451,9 @@ class ReplayBuffer(SamplerView):
         """``index`` of every stored transition, by environment, oldest first: int64 (len,), fresh."""
         with self.store.lock:
             self.store.follow()
-            stored = [p * self.num_envs + e for e, p in enumerate(stored_positions(self.store.pool))]
+            stored = [p * self.num_envs + e for e, p in enumerate(list_positions(self.store.pool))]
         return torch.from_numpy(np.concatenate(stored))
+
+
+def _discount(gamma: float | Sequence[float]) -> Discount:
+    return tuple(map(float, gamma)) if isinstance(gamma, Sequence) else float(gamma)

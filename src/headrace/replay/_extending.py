@@ -171,7 +171,7 @@ class Batch:
         elif "delta" in after:
             self._delta = _leaves_of(spec.leaves, _contiguous(after["delta"]), self._count)
         else:
-            self._fill = {leaf.name: _filled(leaf, fill_value) for leaf in spec.leaves}
+            self._fill = {leaf.name: _make_missing(leaf, fill_value) for leaf in spec.leaves}
 
     def _array(self, array: Tensor, spec: ArraySpec, name: str) -> Tensor:
         """Return one row per entry, (…, 1) as TorchRL has it included."""
@@ -183,7 +183,7 @@ class Batch:
         """Store everything, in order of time; called with the lock held."""
         store, steps = self._store, self._steps
         before = self._previous()
-        joined = self._joined(before)
+        joined = self._find_joined(before)
         self._check_stacks(before, joined)
         size, num_envs = min(steps, store.spec.length), store.spec.num_envs
         acted = np.ones((num_envs, steps), np.bool_) if self._active is None else self._active.reshape(num_envs, steps)
@@ -202,7 +202,7 @@ class Batch:
             rows = rows[(before[rows] >= 0) & joined[rows] & ~self._ended[before[rows]]]
             earlier = before[rows]
         later = self._obs if self._next is None else self._next
-        self._store.check_shifts(rows // self._steps, (self._obs, earlier), (later, rows))
+        self._store.stacks.check(rows // self._steps, (self._obs, earlier), (later, rows))
 
     def _write(self, rows: Int64s, ids: Int64s, before: Int64s, joined: Bools) -> None:
         store = self._store
@@ -248,7 +248,7 @@ class Batch:
         before[:, 1:] = np.maximum.accumulate(acted, 1)[:, :-1]
         return before.reshape(-1)
 
-    def _joined(self, before: Int64s) -> Bools:
+    def _find_joined(self, before: Int64s) -> Bools:
         """Return whether each transition goes on from the one before it in this batch, (N · T,), the first ones aside.
 
         Trajectory ids are not believed where the batch can tell: the newest frame must be the one that came.
@@ -293,7 +293,7 @@ def _leaves_of(leaves: tuple[LeafSpec, ...], nested: Any, count: int) -> dict[st
     return found
 
 
-def _filled(leaf: LeafSpec, fill_value: float | None) -> Tensor:
+def _make_missing(leaf: LeafSpec, fill_value: float | None) -> Tensor:
     """Return one observation that says that there is none."""
     value = math.nan if fill_value is None else fill_value
     dtype = leaf.observed.dtype

@@ -88,18 +88,16 @@ class SideTable:
         idle = len(self.singles) + len(self._waiting)
         return self.high - idle - self.block * (len(self._blocks) + len(self._waiting_blocks))
 
-    def take(self, count: int) -> Int64s:
-        """``count`` single rows."""
+    def take(self, count: int, *, blocks: bool = False) -> Int64s:
+        """Return ``count`` single rows, or the first rows of ``count`` blocks."""
         rows = np.empty(count, np.int64)
+        idle, size = (self._blocks, self.block) if blocks else (self.singles, 1)
         for i in range(count):
-            rows[i] = self.singles.pop() if self.singles else self._grow(1)
-        return rows
-
-    def take_blocks(self, count: int) -> Int64s:
-        """Return the first rows of ``count`` blocks."""
-        rows = np.empty(count, np.int64)
-        for i in range(count):
-            rows[i] = self._blocks.pop() if self._blocks else self._grow(self.block)
+            if idle:
+                rows[i] = idle.pop()
+            else:
+                rows[i] = self.high
+                self.high += size
         return rows
 
     def free(self, rows: Int64s, blocks: Int64s) -> None:
@@ -113,10 +111,6 @@ class SideTable:
             self.singles += self._waiting
             self._blocks += self._waiting_blocks
             self._waiting, self._waiting_blocks = [], []
-
-    def _grow(self, count: int) -> int:
-        self.high += count
-        return self.high - count
 
 
 class _Plan:
@@ -339,7 +333,10 @@ class FramePool:
             taken.append((blocks[:, None] + np.arange(self.history)).reshape(-1))
         used = np.concatenate(taken)
         self.side = SideTable(self.history)
-        self.side.high = int(used.max()) + 1 if used.size else 0
+        self.side.high = int(used.max(initial=-1)) + 1
+        # a row and a block for each slot, twice: what a write frees rests until it is complete
+        if self.side.high > 2 * self.first_side_row * (1 + self.history):
+            raise DataError(f"final.bin, prefix.bin: side row {self.side.high - 1:,} is of no store of this size")
         idle = np.ones(self.side.high, np.bool_)
         idle[used] = False
         self.side.singles = idle.nonzero()[0].tolist()
@@ -374,7 +371,7 @@ class FramePool:
                 expected[:, :-1] = ZERO_ROW
             plan.rows.differ(expected, plan.outer, obs[plan.name], source[where], joined)
         if joined.any():
-            blocks = self.side.take_blocks(int(joined.sum()))
+            blocks = self.side.take(int(joined.sum()), blocks=True)
             prefixes[where[joined]] = blocks
             self._reserve()
             for plan in stacked:

@@ -16,8 +16,8 @@ from headrace._kernels.compiled import kernel
 from headrace.errors import ConfigError, ShapeError
 from headrace.replay._blocks import Allocator, Int64s, Namespace
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, PoolSampler, attached, refuse_if_empty, register_sampler
-from headrace.replay._slices import check_fits, check_run, new_starts, stored_starts
+from headrace.replay._samplers import Picked, Sampler, attached, refuse_if_empty, register_sampler
+from headrace.replay._slices import check_fits, check_run, list_starts, new_starts
 from headrace.replay.ring import Float64s
 
 FAN = 8
@@ -115,7 +115,7 @@ class SumTree:
         return out
 
 
-class PrioritizedSampler(PoolSampler):
+class PrioritizedSampler(Sampler):
     """Transitions, or runs of them, in proportion to priority^alpha, with replacement, with weights that undo the bias.
 
     A new item has the largest priority given so far. ``beta`` may be changed between draws, as schedules do.
@@ -156,6 +156,8 @@ class PrioritizedSampler(PoolSampler):
         self.eps = eps
         self._tree: SumTree | None = None
         self._state: Float64s = np.array([1.0, beta])
+        self._seen: Int64s | None = None
+        """Counts (N,) up to which priorities were given; what another process has written since has none of its own."""
 
     @property
     def beta(self) -> float:
@@ -171,6 +173,20 @@ class PrioritizedSampler(PoolSampler):
         """The largest priority^alpha given so far, which new items get."""
         return float(self._state[0])
 
+    @property
+    def mass(self) -> float:
+        """Sum of all priorities^alpha."""
+        return attached(self._tree).total
+
+    @property
+    def lowest(self) -> float:
+        """The smallest priority^alpha of an item."""
+        return attached(self._tree).lowest
+
+    def expect(self, largest: float) -> None:
+        """Give new items at least this priority^alpha."""
+        self._state[0] = max(self.largest, largest)
+
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`~headrace.replay.Sampler`. Priorities on disk or in a checkpoint are taken up."""
         check_fits(self.run, pool)
@@ -179,10 +195,13 @@ class PrioritizedSampler(PoolSampler):
         before, self._state = self._state, memory.allocate("priority_state", 16).view(np.float64)
         if self._state[0] <= 0:
             self._state[:] = before
-        envs, positions = stored_starts(pool, self.run)
+        envs, positions = list_starts(pool, self.run)
         rows = envs * pool.slots + positions % pool.slots
         values = tree.leaves[rows].copy()
         # a crash can leave an item without its priority, or the priority of one that is gone
+        if self._seen is not None:
+            values[positions >= self._seen[envs]] = 0.0
+        self._seen = pool.counts.copy()
         self._state[0] = max(float(values.max(initial=0.0)), self.largest)
         values[values <= 0.0] = self.largest
         tree.leaves[:] = 0.0
@@ -195,6 +214,7 @@ class PrioritizedSampler(PoolSampler):
         envs = write.env_ids[gone]
         left = envs * pool.slots + (write.positions[gone] - pool.length) % pool.slots
         tree.assign(left, np.zeros(left.shape[0]))
+        self._seen = pool.counts.copy()
         envs, positions = new_starts(pool, write, self.run)
         tree.assign(envs * pool.slots + positions % pool.slots, np.full(envs.shape[0], self.largest))
 

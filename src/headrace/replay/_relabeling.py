@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headrace.errors import ConfigError, ShapeError
 from headrace.replay import ring
+from headrace.replay._batches import Batches
 from headrace.replay._blocks import Int64s
-from headrace.replay._prefetch import Batches
 from headrace.replay._samplers import Picked
 from headrace.replay._spec import LeafSpec
 from headrace.replay._view import Drawn, SamplerView, Tickets, assemble, read_runs
@@ -110,9 +110,10 @@ class Relabeled(Batches):
             rewards, steps = torch.zeros(count, 1, dtype=torch.float64), cast("Tensor", rows["steps_to_next_obs"])
             for k in range(settings.n_step):
                 step = Picked(here.envs, here.positions + np.minimum(k, steps[:, 0].numpy() - 1))
-                single = assemble(self._view.store, self._view.outputs, step, 1, settings.gamma)
+                single = assemble(self._view.store, self._view.outputs, step, 1, self._view.gammas)
                 self._set_goal(single, goal)
-                rewards += torch.where(k < steps, settings.gamma**k * self._rewards(single).double(), 0.0)
+                weight = torch.from_numpy(self._view.gammas[here.envs, None] ** k)
+                rewards += torch.where(k < steps, weight * self._rewards(single).double(), 0.0)
         rows["next", "reward"].copy_(rewards)
         return read
 

@@ -6,8 +6,9 @@ A sampler keeps its index up to date at every write, so a draw costs the same ho
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -39,8 +40,15 @@ class Picked(NamedTuple):
     """(B, run): False for padding rows, which repeat a transition of their run."""
 
 
-class Sampler(Protocol):
-    """Chooses transitions. One sampler reads one store; calls come under the store's lock."""
+class Sampler(ABC):
+    """Chooses transitions of one store. Calls come under the store's lock.
+
+    Without more than :meth:`draw` it has no index and no state; those that have some add it.
+    """
+
+    kind: ClassVar[str]
+    """Name in the manifest; see :func:`register_sampler`."""
+    _pool: FramePool | None = None
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """Take up work on a pool, empty or filled.
@@ -50,24 +58,32 @@ class Sampler(Protocol):
             memory: for what cannot be rebuilt from the pool; it is saved with the store, and comes back with it.
             seed: for randomness besides the tickets.
         """
-        ...
+        del memory, seed
+        if self._pool is not None and self._pool is not pool:
+            raise ConfigError("sampler: it serves another buffer already; make a new one")
+        self._pool = pool
 
     def written(self, write: Written) -> None:
         """Transitions were stored; those that they pushed out are gone."""
-        ...
+        del write
 
+    @abstractmethod
     def draw(self, tickets: Float64s) -> Picked:
         """Choose one item for each of the uniform numbers in [0, 1)."""
-        ...
+
+    @property
+    def mass(self) -> float:
+        """How much there is to draw from, to compare stores with samplers of one kind: items, or their weights."""
+        return float(attached(self._pool).lengths().sum())
 
     def config(self) -> dict[str, Any]:
         """Kind and settings, for the manifest."""
-        ...
+        return {"kind": self.kind}
 
     @property
     def nbytes(self) -> int:
         """Bytes of its index, besides those of ``memory``."""
-        ...
+        return 0
 
 
 _SAMPLERS: dict[str, Callable[..., Sampler]] = {}
@@ -99,47 +115,21 @@ def make_sampler(config: Mapping[str, Any]) -> Sampler:
         raise DataError(f"manifest: sampler {kind!r}: {error}") from error
 
 
-class PoolSampler:
-    """A sampler of one pool, without an index and without state; those that have some add it."""
-
-    kind: ClassVar[str]
-    _pool: FramePool | None = None
-
-    def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
-        """See :class:`Sampler`."""
-        del memory, seed
-        if self._pool is not None and self._pool is not pool:
-            raise ConfigError("sampler: it serves another buffer already; make a new one")
-        self._pool = pool
-
-    def written(self, write: Written) -> None:
-        """See :class:`Sampler`; the pool's own counters are the index."""
-
-    def config(self) -> dict[str, Any]:
-        """See :class:`Sampler`."""
-        return {"kind": self.kind}
-
-    @property
-    def nbytes(self) -> int:
-        """See :class:`Sampler`."""
-        return 0
-
-
-class UniformSampler(PoolSampler):
+class UniformSampler(Sampler):
     """Every stored transition equally likely, with replacement, also where environments hold different numbers."""
 
     kind = "uniform"
 
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`Sampler`."""
-        pool = self._pool or attached(self._pool)
-        envs, positions = np.empty((2, tickets.shape[0]), np.int64)
-        if not ring.pick(tickets, pool.counts, pool.floors, pool.length, envs, positions):
-            refuse_if_empty(0, "transitions", "extend() it first")
-        return Picked(envs=envs, positions=positions)
+        pool = attached(self._pool)
+        ends = np.cumsum(pool.lengths())
+        refuse_if_empty(int(ends[-1]), "transitions", "extend() it first")
+        envs, places = ring.spread(tickets, ends)
+        return Picked(envs=envs, positions=places + pool.oldest()[envs])
 
 
-class SamplerWithoutReplacement(PoolSampler):
+class SamplerWithoutReplacement(Sampler):
     """Every stored transition once, in random order, before any comes again.
 
     An epoch is over what is stored when it begins. What is overwritten meanwhile is passed over, what is written
@@ -200,7 +190,7 @@ class SamplerWithoutReplacement(PoolSampler):
         return self._order.nbytes
 
 
-def stored_positions(pool: FramePool) -> list[Int64s]:
+def list_positions(pool: FramePool) -> list[Int64s]:
     """Return positions of the stored transitions, oldest first, per environment."""
     return [np.arange(low, high) for low, high in zip(pool.oldest(), pool.counts, strict=True)]
 

@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.replay import ring
 from headrace.replay._blocks import Int64s, Namespace
 from headrace.replay._pool import FramePool, Written
-from headrace.replay._samplers import Picked, PoolSampler, attached, refuse_if_empty, register_sampler, stored_positions
+from headrace.replay._samplers import Picked, Sampler, attached, list_positions, refuse_if_empty, register_sampler
 from headrace.replay.ring import ENDED, Float64s, Int32s
 
 
@@ -31,25 +31,6 @@ def _drop(items: Int32s, heads: Int64s, sizes: Int64s, envs: Int64s, slots: Int6
         if sizes[e] > 0 and items[e, heads[e]] == slots[i]:
             heads[e] = (heads[e] + 1) % items.shape[1]
             sizes[e] -= 1
-
-
-@kernel()
-def _draw(
-    tickets: Float64s, items: Int32s, heads: Int64s, sizes: Int64s, counts: Int64s, slots: int, envs: Int64s, at: Int64s
-) -> int:
-    """Return environment and position of each draw, every item equally likely; gives how many items there are.
-
-    Where there are none, nothing is written.
-    """
-    ends = np.cumsum(sizes)
-    total = ends[-1]
-    if total > 0:
-        ring.spread(tickets, ends, envs, at)
-        for b in range(tickets.shape[0]):
-            e = envs[b]
-            newest = counts[e] - 1
-            at[b] = newest - (newest - items[e, (heads[e] + at[b]) % items.shape[1]]) % slots
-    return total
 
 
 class _Queues:
@@ -72,16 +53,18 @@ class _Queues:
 
     def draw(self, tickets: Float64s, counts: Int64s, what: str, advice: str) -> tuple[Int64s, Int64s]:
         """Return environment and position of one item per ticket, with replacement."""
-        envs, at = np.empty(tickets.shape[0], np.int64), np.empty(tickets.shape[0], np.int64)
-        stored = _draw(tickets, self.items, self.heads, self.sizes, counts, self._slots, envs, at)
-        refuse_if_empty(stored, what, advice)
-        return envs, at
+        ends = np.cumsum(self.sizes)
+        refuse_if_empty(int(ends[-1]), what, advice)
+        envs, place = ring.spread(tickets, ends)
+        newest = counts[envs] - 1
+        slots = self.items[envs, (self.heads[envs] + place) % self.items.shape[1]]
+        return envs, newest - (newest - slots) % self._slots
 
 
 Span = bool | int | Sequence[bool | int]
 
 
-class SliceSampler(PoolSampler):
+class SliceSampler(Sampler):
     """Runs of ``burn_in + length`` transitions of one trajectory; every possible start equally likely.
 
     A run never crosses an end, a cut or the write head. The batch is (B, burn_in + length); ``sample(batch_size)``
@@ -120,7 +103,7 @@ class SliceSampler(PoolSampler):
         self._pieces = None
         if not self._padded:
             self._starts = _Queues(pool)
-            self._starts.push(*stored_starts(pool, self.run))
+            self._starts.push(*list_starts(pool, self.run))
 
     def written(self, write: Written) -> None:
         """See :class:`~headrace.replay.Sampler`."""
@@ -139,8 +122,7 @@ class SliceSampler(PoolSampler):
     def _draw_padded(self, tickets: Float64s, what: str, advice: str) -> Picked:
         envs, first, last, ends = self._table()
         refuse_if_empty(int(ends[-1]) if ends.size else 0, what, advice)
-        piece, offset = np.empty((2, tickets.shape[0]), np.int64)
-        ring.spread(tickets, ends, piece, offset)
+        piece, offset = ring.spread(tickets, ends)
         first, last = first[piece, None], last[piece, None]
         positions = first - self.span[0] + offset[:, None] + np.arange(self.run)
         mask = (positions >= first) & (positions <= last)
@@ -160,6 +142,14 @@ class SliceSampler(PoolSampler):
             runs[(size < self.run) & self.strict] = 0
             self._pieces = written, np.concatenate([table, np.cumsum(runs)[None]])
         return self._pieces[1]
+
+    @property
+    def mass(self) -> float:
+        """Possible starts of runs."""
+        if self._starts is not None:
+            return float(self._starts.sizes.sum())
+        ends = self._table()[3]
+        return float(ends[-1]) if ends.size else 0.0
 
     def config(self) -> dict[str, Any]:
         """See :class:`~headrace.replay.Sampler`."""
@@ -190,7 +180,7 @@ def check_fits(run: int, pool: FramePool) -> None:
 def pieces(pool: FramePool) -> Int64s:
     """Return environment, first and last position of every stored trajectory, as far as it is stored: (3, P)."""
     found: list[Int64s] = []
-    for e, positions in enumerate(stored_positions(pool)):
+    for e, positions in enumerate(list_positions(pool)):
         if positions.size:
             ended = (pool.flags[e, positions % pool.slots] & ENDED) != 0
             ended[-1] = True
@@ -200,7 +190,7 @@ def pieces(pool: FramePool) -> Int64s:
     return np.concatenate(found, 1) if found else np.empty((3, 0), np.int64)
 
 
-def stored_starts(pool: FramePool, run: int) -> tuple[Int64s, Int64s]:
+def list_starts(pool: FramePool, run: int) -> tuple[Int64s, Int64s]:
     """Return environment and position of everything stored that begins a run of one trajectory, oldest first."""
     envs, first, last = pieces(pool)
     sizes = np.maximum(last - first + 2 - run, 0)
@@ -215,7 +205,7 @@ def new_starts(pool: FramePool, write: Written, run: int) -> tuple[Int64s, Int64
     return write.env_ids[complete], starts[complete]
 
 
-class TrajectorySampler(PoolSampler):
+class TrajectorySampler(Sampler):
     """Whole trajectories, from their first transition to their end or cut, each equally likely.
 
     ``sample(batch_size)`` counts trajectories; the batch is flat, one trajectory after another, told apart by
@@ -223,54 +213,42 @@ class TrajectorySampler(PoolSampler):
     """
 
     kind = "trajectories"
-
-    def __init__(self) -> None:
-        self._starts: _Queues | None = None
-        self._sizes = np.zeros((0, 0), np.int32)
+    _table: tuple[bytes, Int64s] | None = None
 
     def attach(self, pool: FramePool, memory: Namespace, seed: int) -> None:
         """See :class:`~headrace.replay.Sampler`."""
         super().attach(pool, memory, seed)
-        self._starts = _Queues(pool)
-        # length of the trajectory that starts in a slot
-        self._sizes = np.zeros((pool.num_envs, pool.slots), np.int32)
-        envs, _, last = pieces(pool)
-        ended = (pool.flags[envs, last % pool.slots] & ENDED) != 0
-        self._complete(envs[ended], last[ended])
+        self._table = None
 
-    def written(self, write: Written) -> None:
-        """See :class:`~headrace.replay.Sampler`."""
-        attached(self._starts).drop(write.env_ids, write.positions - attached(self._pool).length)
-        if write.cut.any() or write.ended.any():
-            envs = np.concatenate([write.env_ids[write.cut], write.env_ids[write.ended]])
-            last = np.concatenate([write.positions[write.cut] - 1, write.positions[write.ended]])
-            order = last.argsort(kind="stable")
-            self._complete(envs[order], last[order])
-
-    def _complete(self, envs: Int64s, last: Int64s) -> None:
-        """Add the trajectories that end with these transitions."""
+    def _whole(self) -> Int64s:
+        """Return environment, first and last position of each whole trajectory, (3, P); made anew after a write."""
         pool = attached(self._pool)
-        sizes = pool.steps[envs, last % pool.slots] + 1
-        first = last - sizes + 1
-        whole = first >= pool.oldest()[envs]
-        envs, first = envs[whole], first[whole]
-        self._sizes[envs, first % pool.slots] = sizes[whole]
-        attached(self._starts).push(envs, first)
+        written = pool.counts.tobytes()
+        if self._table is None or self._table[0] != written:
+            envs, first, last = table = pieces(pool)
+            ended = (pool.flags[envs, last % pool.slots] & ENDED) != 0
+            self._table = written, table[:, ended & (pool.steps[envs, first % pool.slots] == 0)]
+        return self._table[1]
 
     def draw(self, tickets: Float64s) -> Picked:
         """See :class:`~headrace.replay.Sampler`."""
-        pool, starts = attached(self._pool), attached(self._starts)
-        envs, first = starts.draw(
-            tickets, pool.counts, "whole trajectories", "none has both its first and its last transition stored"
-        )
-        sizes = self._sizes[envs, first % pool.slots].astype(np.int64)
+        table = self._whole()
+        count = table.shape[1]
+        refuse_if_empty(count, "whole trajectories", "none has both its first and its last transition stored")
+        envs, first, last = table[:, np.minimum((tickets * count).astype(np.int64), count - 1)]
+        sizes = last - first + 1
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return Picked(envs=np.repeat(envs, sizes), positions=np.repeat(first, sizes) + within)
 
     @property
+    def mass(self) -> float:
+        """Whole trajectories."""
+        return float(self._whole().shape[1])
+
+    @property
     def nbytes(self) -> int:
-        """Eight bytes per transition."""
-        return 0 if self._starts is None else self._starts.items.nbytes + self._sizes.nbytes
+        """24 bytes per whole trajectory."""
+        return 0 if self._table is None else self._table[1].nbytes
 
 
 register_sampler("slices", SliceSampler)

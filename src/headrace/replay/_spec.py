@@ -22,6 +22,8 @@ _LARGEST = 1 << 44
 """Elements; more is no store of this world."""
 Autoreset: TypeAlias = Literal["same_step", "disabled"]
 Codec: TypeAlias = Literal["lz4", "zstd"]
+Discount: TypeAlias = float | tuple[float, ...]
+"""γ of all environments, or of each."""
 
 
 class _ByName:
@@ -164,14 +166,21 @@ class ViewSpec:
 
     sampler: dict[str, Any]
     n_step: int
-    gamma: float
+    gamma: Discount
     seed: int
 
     def __post_init__(self) -> None:
         if self.n_step < 1:
             raise ConfigError(f"n_step: expected at least 1, got {self.n_step}")
-        if not 0.0 <= self.gamma <= 1.0:
+        if not all(0.0 <= each <= 1.0 for each in np.atleast_1d(self.gamma).tolist()):
             raise ConfigError(f"gamma: expected a discount between 0 and 1, got {self.gamma}")
+
+    def check(self, num_envs: int) -> None:
+        """Refuse discounts of other environments than the store's."""
+        if isinstance(self.gamma, tuple) and len(self.gamma) != num_envs:
+            raise ConfigError(
+                f"gamma: expected one number, or one for each of {num_envs} environments, got {len(self.gamma)}"
+            )
 
 
 def _array_spec(space: SpaceLike, what: str) -> ArraySpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 import weakref
@@ -11,15 +10,27 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from headrace.errors import LifecycleError
-from headrace.replay._blocks import COMMIT, KEPT, Allocator, Bytes, FileAllocator, Int64s, ReadOnlyAllocator, TwoHalves
-from headrace.replay._durability import Durability
+from headrace.errors import LifecycleError, ShapeError
+from headrace.replay._blocks import (
+    COMMIT,
+    KEPT,
+    Allocator,
+    Bytes,
+    Durability,
+    FileAllocator,
+    Int64s,
+    ReadOnlyAllocator,
+    TwoHalves,
+)
 from headrace.replay._pool import FramePool, Sourced, Write, Written
 from headrace.replay._samplers import Picked, Sampler
-from headrace.replay._spec import StoreSpec
-from headrace.replay._stack_check import StackCheck
-from headrace.replay.row_space import RowSpace
+from headrace.replay._spec import LeafSpec, StoreSpec
+from headrace.replay.ring import CUT, TERMINATED, TRUNCATED
+from headrace.replay.row_space import RowSpace, shifts_differ
+from headrace.types import StackSpec
 
 _CUTS_TO_WARN = 64
 _ATTEMPTS = 1000
@@ -50,10 +61,15 @@ class Store:
         self.cuts = 0
         self._going_on = 0
         self._warned = False
-        self._stacks = StackCheck(spec)
+        self.stacks = StackCheck(spec)
+        """Refuses stacks that could not be given back."""
         self.durable = isinstance(memory, FileAllocator)
         self.follows = isinstance(memory, ReadOnlyAllocator)
         self.pool = FramePool(spec, memory)
+        self._seen_heads = np.zeros(spec.num_envs, np.uint8)
+        """Flags of the newest transitions when samplers made their index of a store that another process writes."""
+        self._indexed = False
+        """Whether that index was made with these flags."""
         slots = self.pool.first_side_row
         self.column_specs = {"action": spec.action, **spec.extras}
         """What is kept per transition besides frames and rewards: the action and the extras."""
@@ -108,11 +124,9 @@ class Store:
             raise LifecycleError("extend: this buffer was opened with read_only=True; its writer is another process")
         if isinstance(self.memory, FileAllocator) and not self.memory.release.alive:
             raise LifecycleError("extend: this buffer was closed; open the store again with ReplayBuffer.open")
-        if isinstance(self.memory, FileAllocator) and self.memory.process != os.getpid():
-            raise LifecycleError(
-                f"extend: {self.memory.directory} belongs to the process that opened it, and this is a fork of it; "
-                "open another store here, or read this one with ReplayBuffer.open(…, read_only=True)"
-            )
+        if isinstance(self.memory, FileAllocator):
+            hint = "open another store here, or read this one with ReplayBuffer.open(…, read_only=True)"
+            self.memory.owner.check(self.memory.directory, hint)
 
     @contextmanager
     def adding(self, added: Int64s) -> Generator[None]:
@@ -153,14 +167,6 @@ class Store:
         self._count_cuts(done)
         pool.side.settle()
 
-    def check_stacks(self, write: Write) -> None:
-        """Refuse a step whose next observations are not its observations and one more frame; see StackCheck."""
-        self._stacks.check_step(write)
-
-    def check_shifts(self, ids: Int64s, earlier: Sourced, later: Sourced) -> None:
-        """Refuse stacks that do not go on from the ones before them; see StackCheck."""
-        self._stacks.check(ids, earlier, later)
-
     def is_whole(self, picked: Picked, heads: Bytes) -> bool:
         """Return whether a writer in another process overwrote nothing that was picked since ``heads`` were read."""
         self.record.refresh()
@@ -173,26 +179,57 @@ class Store:
         """Take up what the writer in another process has committed, where there is one."""
         if not self.follows:
             return
+        pool, whole = self.pool, not self._indexed
         for _ in range(_ATTEMPTS):
             floors = self._kept.floors()
             self.record.refresh()
             counts, trajectories = self.record.read()
-            if np.array_equal(counts, self.pool.counts) and np.array_equal(floors, self.pool.floors):
+            if not whole and np.array_equal(counts, pool.counts) and np.array_equal(floors, pool.floors):
                 return
+            before, moved = pool.counts.copy(), not np.array_equal(floors, pool.floors)
             # counts may be older than the floors of a batch that is being written
-            self.pool.counts[:], self.pool.floors[:] = np.maximum(counts, floors), floors
-            self.pool.trajectories[:] = trajectories
-            self._attach()
+            pool.counts[:], pool.floors[:] = np.maximum(counts, floors), floors
+            pool.trajectories[:] = trajectories
+            if whole or moved or (pool.counts - before).max() > pool.length:
+                self._seen_heads = self.head_flags()
+                self._attach()
+                moved = not np.array_equal(self._seen_heads, self.head_flags())
+            else:
+                self._announce(before)
+                self._seen_heads[:] = 0
             # an index made of what was overwritten meanwhile is made again
             self.record.refresh()
             latest = self.record.read()[0]
-            if (latest <= counts + self.pool.history + 1).all() and np.array_equal(floors, self._kept.floors()):
+            whole = moved or not np.array_equal(floors, self._kept.floors())
+            whole = whole or bool((latest > counts + pool.history + 1).any())
+            self._indexed = not whole
+            if not whole:
                 return
         raise LifecycleError("sample: the writer overwrites the store faster than it can be indexed; make it larger")
+
+    def _announce(self, before: Int64s) -> None:
+        """Notify samplers of what another process has stored since the counts were ``before``, as if it were here."""
+        pool = self.pool
+        added = pool.counts - before
+        envs = np.repeat(pool.all_envs, added)
+        positions = np.arange(envs.shape[0]) + np.repeat(before - np.cumsum(added) + added, added)
+        slots, earlier = positions % pool.slots, pool.flags[envs, (positions - 1) % pool.slots]
+        # one that was cut already when the index was made is in it
+        earlier &= ~np.where(positions == before[envs], self._seen_heads[envs], 0).astype(np.uint8)
+        cut = ((earlier & CUT) != 0) & (positions > pool.oldest()[envs])
+        ended = (pool.flags[envs, slots] & (TERMINATED | TRUNCATED)) != 0
+        done = Written(envs, positions, envs * pool.slots + slots, pool.steps[envs, slots], ended, cut)
+        for reader in self._listening():
+            reader.sampler.written(done)
+
+    def index_again(self) -> None:
+        """Let samplers begin anew at the next :meth:`follow`: an index made apart from it may count a cut twice."""
+        self._indexed = False
 
     def add(self, reader: Reader) -> None:
         """Notify ``reader`` of every write from now on, for as long as it is alive."""
         self._readers.append(weakref.ref(reader))
+        self.index_again()
 
     def _listening(self) -> list[Reader]:
         return [reader for reference in self._readers if (reader := reference()) is not None]
@@ -232,3 +269,100 @@ class Store:
         """Sync everything to the disk; called with the lock held."""
         self.memory.flush()
         self._kept.set_flushed(self.pool.counts)
+
+
+_THOROUGH = 100
+"""Transitions per environment in which all older frames are compared; afterwards one frame per write is."""
+
+_FIRST = np.zeros(1, np.int64)
+
+
+class StackCheck:
+    """Refuses stacks that the store could not give back: each must be the stack before it and one more frame.
+
+    A store keeps only the newest frame of a stack and takes the older ones from earlier observations. With another axis
+    or order of frames than :class:`~headrace.types.StackSpec` names, it would give back other pixels. Stacks are
+    compared with the stacks before them, thoroughly at first.
+    """
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self._leaves = [leaf for leaf in spec.leaves if leaf.frames > 1]
+        self._seen = np.zeros(spec.num_envs, np.int64)
+        self.young = True
+        """Whether an environment has so few transitions that all of its frames are compared."""
+        self._writes = 0
+
+    def check_step(self, write: Write) -> None:
+        """Raise unless the next observations of a step are its observations and one more frame."""
+        count = write.ids.shape[0]
+        if not self._leaves or not count:
+            return
+        if self.young:
+            ended = write.terminated | write.truncated
+            for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
+                self.check(write.ids[which], (write.obs, write.source[which]), after(which))
+            return
+        at, frame = self.next_place(count)
+        which = np.array([at])
+        after = write.final_of if write.terminated[at] or write.truncated[at] else write.next_of
+        later, rows = after(which)
+        self._compare(write.ids[which], (write.obs, write.source[which]), (later, rows), _FIRST, frame)
+
+    def check(self, ids: Int64s, earlier: Sourced, later: Sourced) -> None:
+        """Raise unless stack i of ``later`` is stack i of ``earlier`` moved by one frame; ``ids`` (n,) are their envs.
+
+        Raises:
+            ShapeError: naming the leaf, the axis and order that were expected, and those that fit.
+        """
+        if not self._leaves or not ids.shape[0]:
+            return
+        which = np.empty(0, np.int64)
+        if self.young:
+            which = (self._seen[ids] < _THOROUGH).nonzero()[0]
+            np.add.at(self._seen, ids, 1)
+            self.young = bool((self._seen < _THOROUGH).any())
+        if which.shape[0]:
+            self._compare(ids, earlier, later, which, None)
+        else:
+            at, frame = self.next_place(ids.shape[0])
+            self._compare(ids, earlier, later, np.array([at]), frame)
+
+    def next_place(self, count: int) -> tuple[int, int]:
+        """Return which of ``count`` rows, and which of their frames, is to be compared in this write."""
+        self._writes += 1
+        return self._writes % count, self._writes // count
+
+    def _compare(self, ids: Int64s, earlier: Sourced, later: Sourced, which: Int64s, frame: int | None) -> None:
+        first, second = earlier[1][which], later[1][which]
+        for leaf in self._leaves:
+            only = -1 if frame is None else frame % (leaf.frames - 1)
+            differs = np.zeros(which.shape[0], np.bool_)
+            one, other = earlier[0][leaf.name], later[0][leaf.name]
+            shifts_differ(leaf.outer, leaf.frames, (one, first), (other, second), only, differs)
+            if np.count_nonzero(differs):
+                bad = int(differs.nonzero()[0][0])
+                raise ShapeError(_describe(leaf, int(ids[which[bad]]), one[first[bad]], other[second[bad]]))
+
+
+def _describe(leaf: LeafSpec, env: int, earlier: Tensor, later: Tensor) -> str:
+    """Say which axis and order were expected of two stacks in turn, and which would fit."""
+    stack = leaf.stack
+    assert stack is not None
+    shape, fits = leaf.observed.shape, list[str]()
+    for dim in range(len(shape)):
+        for layout in ("concat", "new_axis"):
+            if shape[dim] % stack.frames or (layout == "new_axis" and shape[dim] != stack.frames):
+                continue
+            spec = StackSpec(frames=stack.frames, dim=dim, layout=layout)
+            ours = torch.stack([spec.frame(earlier[None], k) for k in range(stack.frames)])
+            theirs = torch.stack([spec.frame(later[None], k) for k in range(stack.frames)])
+            if torch.equal(ours[1:], theirs[:-1]):
+                fits.append(f"StackSpec(frames={stack.frames}, dim={dim}, layout={layout!r})")
+            elif torch.equal(ours[:-1], theirs[1:]):
+                fits.append(f"frames on axis {dim} from newest to oldest, which must be flipped first")
+    return (
+        f"stack of observation {leaf.name!r}, environment {env}: expected {stack.frames} frames on axis "
+        f"{stack.axis(len(leaf.frame.shape))} of {shape}, oldest to newest, each stack the one before it moved by one "
+        f"frame; got another. What fits these two: {'; '.join(fits) or 'no axis and order'}. "
+        "Declare that, or store the observation without stack="
+    )

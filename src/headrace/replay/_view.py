@@ -19,9 +19,9 @@ from headrace._rng_kernels import uniforms
 from headrace.errors import ConfigError, IdError, LifecycleError, ShapeError
 from headrace.history.output import OutputPool
 from headrace.replay import ring
+from headrace.replay._batches import Batches
 from headrace.replay._blocks import Allocator, Int64s, Namespace
 from headrace.replay._pool import AnyRowSpace, FramePool
-from headrace.replay._prefetch import Batches
 from headrace.replay._priorities import PrioritizedSampler
 from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import ArraySpec, LeafSpec, ViewSpec, Window
@@ -47,7 +47,7 @@ RESERVED = frozenset(
 """Keys of a batch that extras cannot have."""
 
 
-def assemble(store: Store, outputs: OutputPool, picked: Picked, n_step: int, gamma: float) -> TensorDict:
+def assemble(store: Store, outputs: OutputPool, picked: Picked, n_step: int, gammas: Float64s) -> TensorDict:
     """Return the batch of the picked transitions: see :class:`headrace.replay.ReplayBuffer` for its keys."""
     pool, mask = store.pool, picked.mask
     shape = (picked.envs.shape[0],) if picked.run is None else (picked.envs.shape[0], picked.run)
@@ -62,7 +62,7 @@ def assemble(store: Store, outputs: OutputPool, picked: Picked, n_step: int, gam
     flags = np.empty((4, *single), np.bool_)
     ahead = places.reshape(2, count)
     ring.describe(
-        picked.envs, picked.positions, run, n_step, gamma,
+        picked.envs, picked.positions, run, n_step, gammas,
         pool.counts, store.rewards, pool.ring,
         rows, ids.reshape(2, count), ahead, reals.reshape(2, count), flags.reshape(4, count),
     )  # fmt: skip
@@ -178,17 +178,17 @@ def read_frames(rows: AnyRowSpace, leaf: LeafSpec, outputs: OutputPool, index: I
     """Return frames (B, F) in the layout of the leaf's stacks: F frames merged along the stacking axis, flat."""
     block = outputs.take((index.size * rows.row_bytes,), torch.uint8)
     rows.read(index, leaf.outer, block.numpy())
-    return _typed(block, leaf.frame.dtype)
+    return _view_as(block, leaf.frame.dtype)
 
 
 def read_array(rows: AnyRowSpace, spec: ArraySpec, index: Int64s, batch: tuple[int, ...]) -> Tensor:
     """Return rows of a plain array, fresh: (*batch, …)."""
     out = np.empty(index.shape[0] * rows.row_bytes, np.uint8)
     rows.read(index[:, None], 1, out)
-    return _typed(torch.from_numpy(out), spec.dtype).view(*batch, *spec.shape)
+    return _view_as(torch.from_numpy(out), spec.dtype).view(*batch, *spec.shape)
 
 
-def _typed(block: Tensor, dtype: torch.dtype) -> Tensor:
+def _view_as(block: Tensor, dtype: torch.dtype) -> Tensor:
     """Return bytes as elements; torch gives no view of none."""
     return block.view(dtype) if block.numel() else torch.empty(0, dtype=dtype)
 
@@ -254,14 +254,14 @@ class SamplerView(Batches):
     def __init__(
         self, store: Store, name: str, sampler: Sampler, settings: ViewSpec, device: torch.device | str
     ) -> None:
-        if store.follows and isinstance(sampler, PrioritizedSampler):
-            raise ConfigError("PrioritizedSampler: a buffer that was opened with read_only=True has no priorities")
         self.name, self.sampler, self.settings = name, sampler, settings
         self.device = as_device(device)
         self.memory = Namespace(Allocator() if store.follows else store.memory, f"{name}.")
         """What is saved with the store."""
         self.store = store
         """What is sampled from, shared by all of its samplers."""
+        self.gammas: Float64s = np.full(store.spec.num_envs, settings.gamma, np.float64)
+        """Discount of each environment."""
         self._tickets = Tickets(settings.seed, "replay")
         self.outputs = OutputPool(pinned=self.device.type == "cuda")
         """Memory of batches."""
@@ -299,9 +299,9 @@ class SamplerView(Batches):
             raise IdError(f"index: expected int64 (B,), got {tuple(index.shape)}")
         envs, positions = self._locate(index)
         with self.store.lock:
-            return self._read(lambda: self._stored(envs, positions, index))
+            return self._read(lambda: self._find_stored(envs, positions, index))
 
-    def _stored(self, envs: Int64s, positions: Int64s, index: Tensor) -> Picked:
+    def _find_stored(self, envs: Int64s, positions: Int64s, index: Tensor) -> Picked:
         pool = self.store.pool
         stored = (positions >= pool.oldest()[envs]) & (positions < pool.counts[envs])
         if not stored.all():
@@ -350,12 +350,13 @@ class SamplerView(Batches):
         return cast("TensorDict", batch.apply(functools.partial(to_device, device=self.device), device=self.device))
 
     def _assemble(self, picked: Picked, edit: Edit | None) -> tuple[TensorDict, Picked]:
-        batch = assemble(self.store, self.outputs, picked, self.settings.n_step, self.settings.gamma)
+        batch = assemble(self.store, self.outputs, picked, self.settings.n_step, self.gammas)
         return batch, picked if edit is None else edit(Drawn(batch, picked, int(self._draws[0])))
 
     def _read_whole(self, pick: Callable[[], Picked], edit: Edit | None) -> TensorDict:
         """Return the same where another process writes meanwhile: again, until nothing was overwritten."""
-        store, blocks = self.store, self.memory.blocks
+        # what a draw changes; a draw by priority changes nothing
+        store, blocks = self.store, {} if self.prioritized else self.memory.blocks
         for _ in range(_ATTEMPTS):
             before = {name: block.copy() for name, block in blocks.items()}
             store.follow()
@@ -365,5 +366,5 @@ class SamplerView(Batches):
                 return batch
             for name, block in before.items():
                 blocks[name][:] = block
-            self.attach()
+            store.index_again()
         raise LifecycleError("sample: the writer overwrites transitions faster than they can be read; make it larger")

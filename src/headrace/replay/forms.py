@@ -7,8 +7,8 @@ Three forms of the same data, each with its price:
   so it is missing at ends, at the last entry, and nearly everywhere in a randomly sampled batch.
 - delta: next observations as differences to the observation, as TorchRL's ``NextObservationDelta`` has it; present
   everywhere, larger than compact, and rounded. A float32 pair of observations becomes a float32 and a float16: three
-  quarters of the size, with an error bound that :func:`delta_error_bound` gives exactly. Pictures are kept exact as
-  int16, which makes them *larger*.
+  quarters of the size, with an error of three roundings to nearest. Pictures are kept exact as int16, which makes them
+  *larger*.
 """
 
 from __future__ import annotations
@@ -171,20 +171,6 @@ def from_delta(batch: TensorDict, *, n_step: int = 1) -> TensorDict:
     return out
 
 
-def delta_error_bound(obs: Tensor, next_obs: Tensor, delta_dtype: torch.dtype = torch.float16) -> Tensor:
-    """Largest possible |restored − next_obs|, elementwise, float64.
-
-    Three roundings to nearest, each by at most half a unit in the last place of its result: of the difference in the
-    dtype of the observation, of that in ``delta_dtype``, and of the sum. 0 where everything is an integer.
-    """
-    if not obs.dtype.is_floating_point:
-        return torch.zeros(obs.shape, dtype=torch.float64)
-    difference = next_obs - obs
-    small = difference.to(delta_dtype)
-    restored = obs + small.to(obs.dtype)
-    return 0.5 * (_spacing(difference) + _spacing(small) + _spacing(restored))
-
-
 def difference(obs: Tensor, following: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Next − observation in ``dtype``, refused where that cannot hold it; ``name`` is for the message."""
     if obs.dtype == torch.uint8:
@@ -209,12 +195,3 @@ def restore(obs: Tensor, delta: Tensor) -> Tensor:
     if obs.dtype == torch.uint8:
         return (obs.to(torch.int16) + delta).to(torch.uint8)
     return obs + delta.to(obs.dtype)
-
-
-def _spacing(value: Tensor) -> Tensor:
-    """Distance between numbers of this dtype at |value|, float64: 2^exponent · eps."""
-    info = torch.finfo(value.dtype)
-    size = value.abs().double().clamp(min=info.smallest_normal)
-    # frexp, not log2: exact at powers of two
-    _, exponent = torch.frexp(size)
-    return torch.ldexp(torch.full_like(size, info.eps), exponent - 1)

@@ -212,7 +212,7 @@ def describe(
     positions: Int64s,
     run: int,
     n_step: int,
-    gamma: float,
+    gammas: Float64s,
     counts: Int64s,
     rewards: Float32s,
     ring: Ring,
@@ -223,6 +223,8 @@ def describe(
     done: Bools,
 ) -> None:
     """Identity and n-step outcome of ``run`` transitions in a row from each position on; B counts all of them.
+
+    ``gammas`` (N,) are the discounts γ of the environments.
 
     ```
     rows     = row                                                                                       (B,)
@@ -247,7 +249,7 @@ def describe(
         while True:
             slot = p % slots
             total += weight * rewards[e, slot]
-            weight *= gamma
+            weight *= gammas[e]
             m += 1
             flag = flags[e, slot]
             if m == n_step or flag & ENDED or p + 1 == counts[e]:
@@ -263,36 +265,24 @@ def describe(
 
 
 @kernel()
-def pick(ticket: Float64s, counts: Int64s, floors: Int64s, length: int, envs: Int64s, positions: Int64s) -> int:
-    """Turn uniform numbers in [0, 1) into stored transitions, each equally likely; return how many are stored.
-
-    Where that is fewer than there are tickets, nothing is written.
-    """
-    ends = np.empty(counts.shape[0], np.int64)
-    total = 0
-    for e in range(counts.shape[0]):
-        total += min(counts[e] - floors[e], length)
-        ends[e] = total
-    if total > 0:
-        spread(ticket, ends, envs, positions)
-        for b in range(ticket.shape[0]):
-            positions[b] += max(counts[envs[b]] - length, floors[envs[b]])
-    return total
-
-
-@kernel()
-def spread(ticket: Float64s, ends: Int64s, envs: Int64s, offset: Int64s) -> None:
-    """Turn uniform numbers in [0, 1) into (environment, offset), each of ``ends[-1]`` items equally likely.
-
-    ``ends`` is the running sum of items per environment.
-    """
+def _spread(ticket: Float64s, ends: Int64s, out: Int64s) -> None:
     total = ends[-1]
     for b in range(ticket.shape[0]):
         # the product may round up to the total
         item = min(np.int64(ticket[b] * total), total - 1)
         e = np.searchsorted(ends, item, side="right")
-        envs[b] = e
-        offset[b] = item - (ends[e - 1] if e > 0 else 0)
+        out[0, b] = e
+        out[1, b] = item - (ends[e - 1] if e > 0 else 0)
+
+
+def spread(tickets: Float64s, ends: Int64s) -> Int64s:
+    """Turn uniform numbers in [0, 1) into environment and offset, (2, B): each of ``ends[-1]`` items equally likely.
+
+    ``ends`` is the running sum of items per environment.
+    """
+    out = np.empty((2, tickets.shape[0]), np.int64)
+    _spread(tickets, ends, out)
+    return out
 
 
 @kernel()

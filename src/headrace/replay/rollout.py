@@ -18,6 +18,7 @@ from headrace.replay._blocks import Allocator, Int64s
 from headrace.replay._extending import NestedObs, check_transition
 from headrace.replay._pool import FramePool
 from headrace.replay._spec import Autoreset, LeafSpec, SpaceLike, store_spec
+from headrace.replay._store import StackCheck
 from headrace.replay._view import Branch, put_leaf, read_frames, tree
 from headrace.replay.ring import CUT, ENDED
 from headrace.replay.row_space import ZERO_ROW
@@ -35,7 +36,7 @@ class Rollout:
     """
 
     obs: Obs
-    """(T, N, …): what the policy saw; zeros where the environment was not active."""
+    """(T, N, …): what the policy saw; zeros where the environment was not active. Empty with ``observations=False``."""
     last_obs: Obs
     """(N, …): what it would see next; zeros for environments that never acted."""
     final_obs: Obs
@@ -58,18 +59,6 @@ class Rollout:
     """bool (T, N)."""
     extras: Obs
     """(T, N, …): what was declared as extras."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistinctObservations:
-    """Each observation of a rollout once, so that one forward pass gives V(s) and V(s'). D ≈ T·N + N + ends."""
-
-    obs: Obs
-    """(D, …)."""
-    index: Tensor
-    """int64 (T, N): ``values[index]`` is V(s). Rows that were not active point at row 0: mask them."""
-    next_index: Tensor
-    """int64 (T, N): ``values[next_index]`` is V(s'), of the true next observation also at ends and cuts."""
 
 
 class RolloutBuffer:
@@ -101,6 +90,7 @@ class RolloutBuffer:
         self.spec = store_spec(steps * num_envs, num_envs, observation, action, stack, extras, autoreset)
         self._pool = FramePool(self.spec, Allocator())
         self._outputs = OutputPool()
+        self._stacks = StackCheck(self.spec)
         self._filled = 0
         grid = (steps, num_envs)
         self._position = np.full(grid, -1, np.int64)
@@ -146,6 +136,7 @@ class RolloutBuffer:
         if self.full:
             raise LifecycleError(f"extend: all {self.steps} steps are filled; hand them over, then call clear()")
         write = check_transition(self.spec, obs, action, step, active, extras or {})
+        self._stacks.check_step(write)
         stored = self._pool.write(write)
         self._pool.side.settle()
         t, ids = self._filled, write.ids
@@ -164,29 +155,42 @@ class RolloutBuffer:
             self._columns[name][t, at] = source[at]
         self._filled += 1
 
-    def rollout(self) -> Rollout:
-        """Return everything stored so far, as fresh plain tensors. Stacks are written out: K frames per observation."""
+    def observations(self, envs: Tensor) -> Obs:
+        """Return what the policy saw in these environments, int64 (n,): (T, n, …) each, fresh, zeros where inactive.
+
+        For learners that read a rollout a part at a time, so that the stacks of all environments are never written out.
+        """
+        columns = envs.cpu().numpy()
+        grid = self._position[: self._filled, columns]
+        step, place = (grid >= 0).nonzero()
+        obs: Obs = {}
+        for leaf in self.spec.leaves:
+            table = np.full((*grid.shape, leaf.frames), ZERO_ROW)
+            table[step, place] = self._windows(leaf, columns[place], grid[step, place])[:, :-1]
+            obs[leaf.name] = self._read(leaf, table.reshape(-1, leaf.frames)).unflatten(0, grid.shape)
+        return obs
+
+    def rollout(self, *, observations: bool = True) -> Rollout:
+        """Return everything stored so far, as fresh plain tensors. Stacks are written out: K frames per observation.
+
+        ``observations=False`` leaves out ``obs``, which :meth:`observations` gives a part at a time.
+        """
         t = self._filled
-        envs, positions, _ = self._acted()
+        envs, positions, _ = self._list_stored()
         ends, cut = self._ends(envs, positions)
         live = self._position[:t].reshape(-1) >= 0
-        obs: Obs = {}
         last: Obs = {}
         final: Obs = {}
         for leaf in self.spec.leaves:
-            table = np.full((t * self.num_envs, leaf.frames), ZERO_ROW)
-            windows = self._windows(leaf, envs, positions)
-            table[live] = windows[:, :-1]
-            obs[leaf.name] = self._read(leaf, table).unflatten(0, (t, self.num_envs))
             last[leaf.name] = self._read(leaf, self._last(leaf))
-            final[leaf.name] = self._read(leaf, windows[ends, 1:])
+            final[leaf.name] = self._read(leaf, self._windows(leaf, envs[ends], positions[ends])[:, 1:])
         where = live.nonzero()[0]
         cuts = torch.zeros(t * self.num_envs, dtype=torch.bool)
         cuts[torch.from_numpy(where)] = torch.from_numpy(cut)
         step, env = np.divmod(where[ends], self.num_envs)
         columns = {name: value[:t].clone() for name, value in self._columns.items()}
         return Rollout(
-            obs=obs,
+            obs=self.observations(torch.arange(self.num_envs)) if observations else {},
             last_obs=last,
             final_obs=final,
             final_step=torch.from_numpy(step),
@@ -200,40 +204,13 @@ class RolloutBuffer:
             extras=columns,
         )
 
-    def distinct_observations(self) -> DistinctObservations:
-        """Return every observation once, and where V(s) and V(s') of each step are among them."""
-        t = self._filled
-        envs, positions, flat = self._acted()
-        ends, _ = self._ends(envs, positions)
-        count, heads = envs.shape[0], self._pool.counts > 0
-        if count == 0:
-            raise LifecycleError("distinct_observations: nothing is stored; extend() the buffer first")
-        # rows: one per transition, then one per environment that acted (what follows its last one), then the ends
-        head_row = count + np.cumsum(heads) - 1
-        where = np.full((self.num_envs, self.steps + 1), 0)
-        where[envs, positions] = np.arange(count)
-        where[heads, self._pool.counts[heads]] = head_row[heads]
-        following = where[envs, positions + 1]
-        following[ends] = count + int(heads.sum()) + np.arange(ends.sum())
-        index, next_index = np.zeros((2, t * self.num_envs), np.int64)
-        index[flat], next_index[flat] = np.arange(count), following
-        obs: Obs = {}
-        for leaf in self.spec.leaves:
-            windows = self._windows(leaf, envs, positions)
-            table = np.concatenate([windows[:, :-1], self._last(leaf)[heads], windows[ends, 1:]])
-            obs[leaf.name] = self._read(leaf, table)
-        grid = (t, self.num_envs)
-        return DistinctObservations(
-            obs=obs, index=torch.from_numpy(index).view(grid), next_index=torch.from_numpy(next_index).view(grid)
-        )
-
     def minibatches(self, count: int, *, seed: int, epoch: int = 0) -> Generator[TensorDict]:
         """Yield all active transitions in random order, in ``count`` batches of nearly the same size.
 
         Keys: ``observation``, ``action``, the extras, and ``place`` (t · N + e), which indexes flattened (T, N) tensors
         such as advantages. The order is a function of seed and epoch.
         """
-        envs, positions, flat = self._acted()
+        envs, positions, flat = self._list_stored()
         total = flat.shape[0]
         if not 1 <= count <= total:
             raise ShapeError(
@@ -250,7 +227,7 @@ class RolloutBuffer:
                 put_leaf(content, leaf, self._read(leaf, np.ascontiguousarray(rows)))
             yield tree(content, torch.Size((piece.shape[0],)))
 
-    def _acted(self) -> tuple[Int64s, Int64s, Int64s]:
+    def _list_stored(self) -> tuple[Int64s, Int64s, Int64s]:
         """Return environment, position and place t · N + e of every stored transition, in the order of steps."""
         grid = self._position[: self._filled]
         step, env = (grid >= 0).nonzero()

@@ -10,7 +10,6 @@ Copies go through the C library's ``memcpy``, which is what bounds their speed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
@@ -108,39 +107,6 @@ def _gather(start: int, stop: int, space: Space, rows: Int64s, outer: int, out: 
         _gather_sample(space, rows, b, outer, base + b * size, scratch)
 
 
-class Pace:
-    """Whether threads pay at the moment.
-
-    A team is as slow as its last member: where another program has one of the cores, a copy of half a millisecond waits
-    for a time slice of several. One call that is far slower than the best so far sends the next ones to one thread.
-    """
-
-    _FAR = 4.0
-    _ALONE = 64
-
-    def __init__(self) -> None:
-        self._best = 0.0
-        self._alone = 0
-
-    def together(self) -> bool:
-        """Return whether the next copy should use threads."""
-        if self._alone:
-            self._alone -= 1
-            return False
-        return True
-
-    def took(self, seconds: float, nbytes: int) -> None:
-        """Take note of the duration of a copy with threads."""
-        rate = nbytes / max(seconds, 1e-9)
-        if rate * self._FAR < self._best:
-            self._alone = self._ALONE
-        self._best = max(self._best, rate)
-
-
-_paces: dict[tuple[int, int], Pace] = {}
-"""By bytes of a row and pieces of it: what is quick for one kind of copy is slow for another."""
-
-
 def gather(space: Space, rows: Int64s, outer: int, out: Bytes) -> None:
     """Copy rows (B, F) into ``out``, uint8 (B · F · row_bytes,), which the caller owns.
 
@@ -149,23 +115,7 @@ def gather(space: Space, rows: Int64s, outer: int, out: Bytes) -> None:
     ``ZERO_ROW`` reads as zeros.
     """
     size = rows.shape[1] * space[2]
-    if len(rows) * size < 2 * _READ_SHARE:
-        _gather(0, len(rows), space, rows, outer, out)
-        return
-    pace = _paces.setdefault((space[2], outer), Pace())
-    threads = None if pace.together() else 1
-    start = time.perf_counter()
-    run(_gather, len(rows), space, rows, outer, out, min_rows=_READ_SHARE // size + 1, threads=threads)
-    if threads is None:
-        pace.took(time.perf_counter() - start, len(rows) * size)
-
-
-def _share_out(kernel: Callable[..., None], rows: int, row_bytes: int, *args: object) -> None:
-    """Run ``kernel`` over rows, on several threads where each has enough bytes to write: nearly never."""
-    if rows * row_bytes < 2 * _WRITE_SHARE:
-        kernel(0, rows, *args)
-    else:
-        run(kernel, rows, *args, min_rows=_WRITE_SHARE // row_bytes + 1)
+    run(_gather, len(rows), space, rows, outer, out, min_rows=_READ_SHARE // size + 1)
 
 
 @kernel()
@@ -177,7 +127,7 @@ def _scatter(start: int, stop: int, space: Space, rows: Int64s, source: Source) 
 
 def scatter(space: Space, rows: Int64s, source: Source) -> None:
     """Write row ``rows[i]`` from row i of the source; rows are distinct, memory is borrowed."""
-    _share_out(_scatter, len(rows), space[2], space, rows, source)
+    run(_scatter, len(rows), space, rows, source, min_rows=_WRITE_SHARE // space[2] + 1)
 
 
 @helper
@@ -247,7 +197,8 @@ def differ(space: Space, rows: Int64s, outer: int, source: Source, out: Bools) -
     The source is laid out as :func:`gather` writes: (outer, F, piece). Entries of ``out`` that are set already are left
     alone and not compared, so that several leaves can be compared in turn.
     """
-    _share_out(_differ, len(rows), rows.shape[1] * space[2], space, rows, outer, source, out)
+    few = _WRITE_SHARE // (rows.shape[1] * space[2]) + 1
+    run(_differ, len(rows), space, rows, outer, source, out, min_rows=few)
 
 
 @kernel()
@@ -301,7 +252,8 @@ def shifts_differ(
     other, other_stride = _rowwise(other)
     sources = (one.data_ptr(), one_stride, ones), (other.data_ptr(), other_stride, others)
     piece = one[0].numel() * one.element_size() // (outer * frames)
-    _share_out(_shifts_differ, len(out), outer * frames * piece, *sources, outer, frames, piece, only, out)
+    few = _WRITE_SHARE // (outer * frames * piece) + 1
+    run(_shifts_differ, len(out), *sources, outer, frames, piece, only, out, min_rows=few)
 
 
 @kernel()
@@ -357,10 +309,10 @@ class RowSpace:
     def read(self, rows: Int64s, outer: int, out: Bytes) -> None:
         """Copy rows (B, F) to ``out`` as (B, outer, F, piece); row -1 reads as zeros."""
         if isinstance(self._memory, ReadOnlyAllocator):
-            rows = self._mapped(rows)
+            rows = self._map_rows(rows)
         gather(self._space, rows, outer, out)
 
-    def _mapped(self, rows: Int64s) -> Int64s:
+    def _map_rows(self, rows: Int64s) -> Int64s:
         """Return rows that another process writes; those beyond its files come of a torn read, which shows later."""
         try:
             self.reserve(int(rows.max(initial=0)) + 1)

@@ -6,15 +6,16 @@ import functools
 import importlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._interrupts import delayed
-from headrace.errors import ConfigError, LifecycleError, MissingExtraError
+from headrace._interrupts import delay_signals
+from headrace.errors import ConfigError, LifecycleError, MissingExtraError, UnknownNameError
 
 _LEAST = 4
 _STILL_WORKS = "bridges, evaluation, replay, learning, vision and bench work without it"
@@ -23,7 +24,7 @@ _STILL_WORKS = "bridges, evaluation, replay, learning, vision and bench work wit
 @functools.cache
 def _library(name: str = "mujoco") -> Any:
     try:
-        with delayed():  # a signal inside would become an ImportError of its bindings
+        with delay_signals():  # a signal inside would become an ImportError of its bindings
             found = importlib.import_module("mujoco")
     except ModuleNotFoundError as error:
         if error.name != "mujoco":
@@ -45,7 +46,8 @@ class _Native:
     """MuJoCo's bindings, imported and their version checked when the first of their names is read."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_library(), name)
+        found = self.__dict__[name] = getattr(_library(), name)
+        return found
 
 
 # the bindings are compiled and carry no types: everything that leaves this module has some
@@ -71,21 +73,8 @@ def simulation_error() -> type[Exception]:
     return _library("mujoco.batch").SimulationError
 
 
-class Named(Protocol):
-    """A named object of a model: a body, a joint, …"""
-
-    id: int
-    name: str
-
-
-class Option(Protocol):
-    """The part of ``MjOption`` that headrace reads."""
-
-    timestep: float
-
-
 class Model(Protocol):
-    """The part of ``mujoco.MjModel`` that headrace reads."""
+    """``mujoco.MjModel``, whose bindings carry no types."""
 
     nq: int
     nv: int
@@ -93,30 +82,9 @@ class Model(Protocol):
     nbody: int
     ngeom: int
     ncam: int
-    opt: Option
     qpos0: NDArray[np.float64]
-    body_pos: NDArray[np.float64]
-    jnt_type: NDArray[np.int32]
-    jnt_qposadr: NDArray[np.int32]
-    jnt_dofadr: NDArray[np.int32]
-    actuator_trntype: NDArray[np.int32]
-    actuator_gear: NDArray[np.float64]
-    actuator_gaintype: NDArray[np.int32]
-    actuator_gainprm: NDArray[np.float64]
-    actuator_biastype: NDArray[np.int32]
-    actuator_biasprm: NDArray[np.float64]
-    actuator_ctrllimited: NDArray[np.bool_]
-    actuator_ctrlrange: NDArray[np.float64]
-    actuator_forcelimited: NDArray[np.bool_]
-    actuator_forcerange: NDArray[np.float64]
-    body_mass: NDArray[np.float64]
 
-    def body(self, name: str | int) -> Named: ...
-    def joint(self, name: str | int) -> Named: ...
-    def geom(self, name: str | int) -> Named: ...
-    def site(self, name: str | int) -> Named: ...
-    def camera(self, name: str | int) -> Named: ...
-    def actuator(self, name: str | int) -> Named: ...
+    def __getattr__(self, name: str, /) -> Any: ...
 
 
 class NativeBatch(Protocol):
@@ -145,7 +113,7 @@ def new_batch(model: Model, num_envs: int, threads: int, *, persistent: bool = F
 
 
 @functools.cache
-def _forked_batch() -> type:
+def _make_forked_batch() -> type:
     """Return what a batch with threads becomes in a forked child: its rows can be read, its threads are gone."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -165,7 +133,7 @@ _left_by_parent: list[Any] = []
 
 def _disown_batches() -> None:
     for batch in tuple(_with_threads):
-        batch.__class__ = _forked_batch()
+        batch.__class__ = _make_forked_batch()
         _left_by_parent.append(batch)
     _with_threads.clear()
 
@@ -179,14 +147,43 @@ def failed_ids(error: Exception) -> NDArray[np.int64]:
     return np.asarray(cast("Any", error).ids, dtype=np.int64)
 
 
-def load_model(source: Path | str) -> Model:
-    """Compile MJCF, given as text or as the path of a file."""
-    if isinstance(source, str) and source.lstrip().startswith("<"):
-        return cast("Model", mujoco.MjModel.from_xml_string(source))
-    path = Path(source)
-    if not path.is_file():
+def load_model(source: Path | str, *, cameras: Mapping[str, Mapping[str, Any]] | None = None) -> Model:
+    """Compile MJCF, given as text or as the path of a file, or URDF by its path.
+
+    ``cameras`` are added: name → body, position, quaternion and fovy.
+    """
+    text = isinstance(source, str) and source.lstrip().startswith("<")
+    if not text and not Path(source).is_file():
         raise ConfigError(f"model: expected MJCF text or the path of an MJCF file, got {str(source)!r}: no such file")
-    return cast("Model", mujoco.MjModel.from_xml_path(str(path)))
+    if not cameras:
+        load = mujoco.MjModel.from_xml_string if text else mujoco.MjModel.from_xml_path
+        return cast("Model", load(str(source)))
+    spec = mujoco.MjSpec.from_string(source) if text else mujoco.MjSpec.from_file(str(source))
+    try:
+        for name, camera in cameras.items():
+            body = spec.body(camera["body"])
+            if body is None:
+                known = [each.name for each in spec.bodies]
+                raise UnknownNameError(f"body of the camera {name!r}:", camera["body"], known)
+            body.add_camera(name=name, pos=camera["position"], quat=camera["quaternion"], fovy=camera["fovy"])
+        return cast("Model", spec.compile())
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cameras: {', '.join(cameras)} cannot be added: {error}") from error
+
+
+def gymnasium_model(name: str, *, camera: str | None = None) -> Model:
+    """Compile one of the models in Gymnasium's assets, for example ``ant.xml``.
+
+    Args:
+        name: the file.
+        camera: a ``<camera>`` element for a model that has none; cameras do not touch the physics.
+    """
+    mjcf = files("gymnasium.envs.mujoco").joinpath("assets", name).read_text()
+    if camera is not None:
+        mjcf = mjcf.replace("<worldbody>", f"<worldbody>{camera}", 1)
+    return load_model(mjcf)
 
 
 def load_model_with_contacts(path: Path, pairs: Sequence[tuple[str, str]]) -> Model:
@@ -225,7 +222,7 @@ def silence_log() -> None:
     mujoco.MjLogConfig.set(config)
 
 
-Kind = Literal["body", "joint", "geom", "site", "camera", "actuator"]
+Kind = Literal["body", "joint", "geom", "site", "camera", "actuator", "light", "material", "texture"]
 
 # MuJoCo's joint types in order: free, ball, slide, hinge
 _POSITIONS = (7, 4, 1, 1)
@@ -234,9 +231,8 @@ _VELOCITIES = (6, 3, 1, 1)
 
 def object_id(model: Model, kind: Kind, name: str) -> int:
     """Return the index of a named object; an unknown name raises an error that lists the model's names."""
-    lookup: Callable[[str], Named] = getattr(model, kind)
     try:
-        return lookup(name).id
+        return getattr(model, kind)(name).id
     except KeyError as error:
         raise ConfigError(
             f"{kind} {name!r}: expected one of the model's, got none of that name; {error.args[0]}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -169,7 +169,8 @@ class MujocoWarpSim:
         self._fatal = int(kinds.ALL & ~(kinds.ITERATIONS | kinds.LS_ITERATIONS))
         self._state = [name for name in _STATE if self._worlds.view(name)[0].numel()]
         self._bound: dict[str, Tensor] = {name: self._worlds.view(name) for name in (*self._state, "overflow")}
-        self._model_fields: dict[str, Tensor] = {}
+        self.expanded: dict[str, Tensor] = {}
+        """See :attr:`Simulation.expanded`."""
         self._nominal: dict[str, Tensor] = {}
         self._constants: dict[str, Tensor] = {}
         self._derives_constants = False
@@ -190,28 +191,23 @@ class MujocoWarpSim:
     def model_field(self, name: str) -> Tensor:
         """See :meth:`Simulation.model_field`."""
         self._check_open()
-        if name not in self._model_fields:
+        if name not in self.expanded:
             shared = getattr(self._worlds.model, name, None)
             if shared is None or not hasattr(shared, "ndim"):
                 raise ConfigError(f"model field {name!r}: expected an array of MuJoCo Warp's model, got no such name")
             self._nominal[name] = self._warp.to_torch(shared)[0].clone()
             # eq_data is an input and a constant; it may have its rows already
             known = self._constants.pop(name, None)
-            self._model_fields[name] = self._worlds.expand(name, self.num_envs) if known is None else known
+            self.expanded[name] = self._worlds.expand(name, self.num_envs) if known is None else known
             if name in mujoco_api.setconst_inputs() and not self._derives_constants:
                 # masses of its own call for constants of its own: shared ones would be those of the last to be reset
                 self._derives_constants = True
-                own = [constant for constant in _CONSTANTS if constant not in self._model_fields]
+                own = [constant for constant in _CONSTANTS if constant not in self.expanded]
                 self._constants = {
                     constant: self._worlds.expand(constant, self.num_envs) for constant in own if self._has(constant)
                 }
             self._scratch = None
-        return self._model_fields[name]
-
-    @property
-    def expanded(self) -> Mapping[str, Tensor]:
-        """See :attr:`Simulation.expanded`."""
-        return self._model_fields
+        return self.expanded[name]
 
     def step(self, ids: Tensor | None, substeps: int) -> Tensor:
         """See :meth:`Simulation.step`. Does not wait for the device."""
@@ -253,12 +249,8 @@ class MujocoWarpSim:
         changed = [self._worlds.view(name) for name in self._bound]
         reset = self._api.reset_data
         self._worlds.replay("reset", self.num_envs, lambda model, data: reset(model, data, mask), changed)
-        for name, values in self._model_fields.items():
-            nominal = self._nominal[name]
-            if ids is None:
-                values.copy_(nominal.expand_as(values))
-            else:
-                values.index_copy_(0, ids, nominal.expand(ids.shape[0], *nominal.shape))
+        for name, values in self.expanded.items():
+            values[slice(None) if ids is None else ids] = self._nominal[name]
 
     def forward(self, ids: Tensor | None) -> None:
         """See :meth:`Simulation.forward`."""
@@ -283,10 +275,7 @@ class MujocoWarpSim:
             field = self.field(name)
             width = field[0].numel()
             rows = states[:, at : at + width].to(field.dtype).reshape(-1, *field.shape[1:])
-            if ids is None:
-                field.copy_(rows)
-            else:
-                field.index_copy_(0, ids, rows)
+            field[slice(None) if ids is None else ids] = rows
             at += width
 
     def state_dict(self) -> StateDict:
@@ -294,7 +283,7 @@ class MujocoWarpSim:
         return {
             "state": self.states(None),
             "fields": {name: values.clone() for name, values in self._bound.items() if name not in self._state},
-            "model_fields": {name: values.clone() for name, values in self._model_fields.items()},
+            "model_fields": {name: values.clone() for name, values in self.expanded.items()},
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -305,8 +294,8 @@ class MujocoWarpSim:
         for name, values in state["model_fields"].items():
             self.model_field(name).copy_(values)
         # a simulation that never gave a field a value per environment has the nominal one
-        for name in self._model_fields.keys() - state["model_fields"].keys():
-            self._model_fields[name].copy_(self._nominal[name].expand_as(self._model_fields[name]))
+        for name in self.expanded.keys() - state["model_fields"].keys():
+            self.expanded[name].copy_(self._nominal[name].expand_as(self.expanded[name]))
         self.set_states(None, state["state"])
         self.forward(None)
         # the forward made everything consistent; the fields that were seen get back exactly what was seen
@@ -319,7 +308,7 @@ class MujocoWarpSim:
         self._closed = True
         self._scratch = None
         self._bound.clear()
-        self._model_fields.clear()
+        self.expanded.clear()
         self._constants.clear()
 
     def _run(self, name: str | int, ids: Tensor | None, run: Run) -> None:
@@ -332,19 +321,19 @@ class MujocoWarpSim:
         count = int(ids.shape[0])
         if count == 0:
             return
-        size = self._rounded(count)
+        size = self._round_up(count)
         padded = self._padding[:size]
         padded.copy_(ids[-1:].expand(size))
         padded[:count] = ids
         if self._scratch is None:
             self._scratch = self._new_worlds(copy.copy(self._worlds.model))
             self._scratch_rows = {
-                name: self._scratch.expand(name, self.num_envs) for name in (*self._model_fields, *self._constants)
+                name: self._scratch.expand(name, self.num_envs) for name in (*self.expanded, *self._constants)
             }
         scratch, rows = self._scratch, self._scratch_rows
         pairs = [(values, scratch.view(field)) for field, values in self._bound.items()]
         constants = [(values, rows[field]) for field, values in self._constants.items()]
-        inputs = [(values, rows[field]) for field, values in self._model_fields.items()]
+        inputs = [(values, rows[field]) for field, values in self.expanded.items()]
         for values, there in (*pairs, *constants, *inputs):
             torch.index_select(values, 0, padded, out=there[:size])
         changed = [there[:size] for _, there in (*pairs, *constants)]
@@ -352,7 +341,7 @@ class MujocoWarpSim:
         for values, there in (*pairs, *constants):
             values.index_copy_(0, ids, there[:count])
 
-    def _rounded(self, count: int) -> int:
+    def _round_up(self, count: int) -> int:
         """Return the number of worlds that run for a subset of ``count``."""
         return min(self.num_envs, max(1 << (count - 1).bit_length(), self.num_envs // _SMALLEST_SHARE))
 
@@ -372,15 +361,14 @@ class MujocoWarpSim:
 
 
 def _refuse_unsupported(model: Model) -> None:
-    raw: Any = model
-    if int(raw.opt.solver) not in _SOLVERS:
+    if int(model.opt.solver) not in _SOLVERS:
         raise ConfigError(
             'sim="warp": expected a model with the Newton or CG solver, got PGS, which MuJoCo Warp does not have; '
             'set <option solver="Newton"/> in its MJCF, or use sim="mujoco"'
         )
-    sleeps = bool(raw.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP))
-    if raw.nflex or sleeps:
-        what = "soft bodies (flex)" if raw.nflex else "sleeping (<flag sleep>)"
+    sleeps = bool(model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP))
+    if model.nflex or sleeps:
+        what = "soft bodies (flex)" if model.nflex else "sleeping (<flag sleep>)"
         raise ConfigError(
             f'sim="warp": expected a model without {what}, whose caches between steps a subset of worlds cannot have; '
             'use sim="mujoco"'
@@ -389,10 +377,9 @@ def _refuse_unsupported(model: Model) -> None:
 
 def _room(model: Model, njmax: int | None, nconmax: int | None) -> tuple[int, int]:
     """Constraint rows and contacts per world that there is room for."""
-    raw: Any = model
-    collides = (raw.geom_contype != 0) | (raw.geom_conaffinity != 0)
-    moving = int((collides & (raw.body_weldid[raw.geom_bodyid] != 0)).sum())
-    contacts = nconmax or (int(raw.nconmax) if raw.nconmax > 0 else max(16, _GEOM_CONTACTS * moving))
-    others = int(raw.neq) * 6 + int(raw.jnt_limited.sum()) + int(raw.tendon_limited.sum()) + int(raw.nv)
-    rows = njmax or (int(raw.njmax) if raw.njmax > 0 else contacts * _CONTACT_ROWS + others)
+    collides = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    moving = int((collides & (model.body_weldid[model.geom_bodyid] != 0)).sum())
+    contacts = nconmax or (int(model.nconmax) if model.nconmax > 0 else max(16, _GEOM_CONTACTS * moving))
+    others = int(model.neq) * 6 + int(model.jnt_limited.sum()) + int(model.tendon_limited.sum()) + int(model.nv)
+    rows = njmax or (int(model.njmax) if model.njmax > 0 else contacts * _CONTACT_ROWS + others)
     return rows, contacts

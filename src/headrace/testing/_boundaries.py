@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import cast
 
 import torch
@@ -12,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from headrace.envs.recipe import AnyEnv
 from headrace.errors import (
     ActionError,
     ConfigError,
@@ -21,26 +23,37 @@ from headrace.errors import (
     IdError,
     LifecycleError,
     ShapeError,
+    UnknownNameError,
 )
 from headrace.testing._contract import (
+    EXACT,
+    NO_VARIANTS,
     CheckResult,
-    ContractEnv,
     MakeEnv,
+    Tolerance,
+    actions_of,
     fail,
+    next_actions,
+    poison_actions,
     require,
     require_equal,
     require_same_tensors,
     snapshot_of,
     tensors_in,
 )
-from headrace.testing._playing import actions_of, next_actions, poisoned
+from headrace.testing.episodes import (
+    check_autoreset,
+    check_episodes_do_not_depend_on_the_batch,
+    check_snapshot_round_trip,
+    check_suspend_is_exact,
+)
 from headrace.types import Obs, Step
 
 BadCall = tuple[str, type[HeadraceError], Callable[[], object]]
 """What is wrong, the error it must raise, and the call."""
 
 
-def bad_calls(env: ContractEnv) -> Iterator[BadCall]:
+def bad_calls(env: AnyEnv) -> Iterator[BadCall]:
     """List calls that an environment must refuse: it has been reset, with environment 1 suspended and 0 active."""
     n, device = env.num_envs, env.device
     good = actions_of(env, env.episode_ids, env.episode_steps)
@@ -48,7 +61,7 @@ def bad_calls(env: ContractEnv) -> Iterator[BadCall]:
     yield (
         "an action of environment 0 that must not be used",
         ActionError,
-        lambda: env.step(poisoned(env, good, _only(env, 0))),
+        lambda: env.step(poison_actions(env, good, _only(env, 0))),
     )
     yield "actions for one environment too few", ShapeError, lambda: env.step(good[1:])
     yield "actions with an axis too many", ShapeError, lambda: env.step(good[None])
@@ -136,8 +149,8 @@ def check_gymnasium_spaces(make_env: MakeEnv, *, num_envs: int = 3, steps: int =
     """Check that it is a ``gymnasium.vector.VectorEnv`` whose observations and actions fit its declared spaces."""
     for mode, gym_mode in (("same_step", AutoresetMode.SAME_STEP), ("disabled", AutoresetMode.DISABLED)):
         with closing(make_env(num_envs=num_envs, seed=seed, autoreset=mode)) as env:
-            if not isinstance(env, VectorEnv):
-                fail(f"expected a gymnasium.vector.VectorEnv, got {type(env).__name__}")
+            is_vector = isinstance(cast("object", env), VectorEnv)
+            require(is_vector, f"expected a gymnasium.vector.VectorEnv, got {type(env).__name__}")
             declared = env.metadata.get("autoreset_mode")
             require(declared == gym_mode, f"metadata['autoreset_mode']: expected {gym_mode}, got {declared}")
             for what in ("observation", "action"):
@@ -155,13 +168,12 @@ def check_gymnasium_spaces(make_env: MakeEnv, *, num_envs: int = 3, steps: int =
             for call in range(steps):
                 step = env.step(torch.as_tensor(env.action_space.sample(), device=env.device))
                 _require_in_space(step.obs, space, num_envs, f"call {call}")
-                _require_kind(step.reward, torch.float32, num_envs, f"call {call}: reward")
-                _require_kind(step.terminated, torch.bool, num_envs, f"call {call}: terminated")
-                _require_kind(step.truncated, torch.bool, num_envs, f"call {call}: truncated")
+                for name, dtype in (("reward", torch.float32), ("terminated", torch.bool), ("truncated", torch.bool)):
+                    _require_kind(getattr(step, name), dtype, num_envs, f"call {call}: {name}")
     return CheckResult(check="gymnasium_spaces")
 
 
-def _only(env: ContractEnv, slot: int) -> Tensor:
+def _only(env: AnyEnv, slot: int) -> Tensor:
     return torch.arange(env.num_envs, device=env.device) == slot
 
 
@@ -177,7 +189,7 @@ def _require_refused(what: str, error: type[HeadraceError], call: Callable[[], o
     raise AssertionError(f"{what}: expected {error.__name__}, got no error")
 
 
-def _everything(env: ContractEnv) -> dict[str, object]:
+def _everything(env: AnyEnv) -> dict[str, object]:
     """Return all that can be seen of an environment, as copies."""
     shown = {
         "active": env.active,
@@ -226,3 +238,56 @@ def _require_in_space(obs: Obs, space: spaces.Dict, num_envs: int, when: str) ->
 def _require_kind(values: Tensor, dtype: torch.dtype, num_envs: int, what: str) -> None:
     got = (values.dtype, tuple(values.shape))
     require(got == (dtype, (num_envs,)), f"{what}: expected {dtype} ({num_envs},), got {got[0]} {got[1]}")
+
+
+def check_env(
+    make_env: MakeEnv,
+    *,
+    sizes: Sequence[int] = (1, 7, 64),
+    steps: int = 20,
+    variants: Sequence[Mapping[str, object]] = NO_VARIANTS,
+    tolerance: Tolerance = EXACT,
+    skip: Collection[str] = (),
+    only: Collection[str] | None = None,
+) -> list[CheckResult]:
+    """Run every check; the first broken claim raises an AssertionError that names environment, step and field.
+
+    Args:
+        make_env: ``make_env(num_envs=…, seed=…, autoreset=…, **variant)`` gives a new environment.
+        sizes: the batch sizes in which an episode must be the same.
+        steps: how long to watch each episode; the end of an episode is waited for as long as it takes, up to 300 steps.
+        variants: further keywords of ``make_env`` that must not change an episode, for example thread counts.
+        tolerance: for physics whose bits depend on the size of the batch.
+        skip: names of checks to leave out (``gymnasium_spaces``, ``returned_tensors_are_owned``,
+            ``bad_input_changes_nothing``, ``suspend_is_exact``, ``episodes_do_not_depend_on_the_batch``, ``autoreset``,
+            ``snapshot_round_trip``); the results say that they were.
+        only: names of the checks to run; None for all.
+
+    Returns:
+        One result per check, in order; ``not_claimed`` says what was left out and why.
+    """
+    checks = {
+        "gymnasium_spaces": partial(check_gymnasium_spaces, make_env),
+        "returned_tensors_are_owned": partial(check_returned_tensors_are_owned, make_env),
+        "bad_input_changes_nothing": partial(check_bad_input_changes_nothing, make_env),
+        "suspend_is_exact": partial(check_suspend_is_exact, make_env, steps=steps),
+        "episodes_do_not_depend_on_the_batch": partial(
+            check_episodes_do_not_depend_on_the_batch,
+            make_env,
+            sizes=sizes,
+            steps=steps,
+            variants=variants,
+            tolerance=tolerance,
+        ),
+        "autoreset": partial(check_autoreset, make_env, tolerance=tolerance),
+        "snapshot_round_trip": partial(check_snapshot_round_trip, make_env, tolerance=tolerance),
+    }
+    for name in (*skip, *(only or ())):
+        if name not in checks:
+            raise UnknownNameError("check", name, checks)
+    left_out = "left out by the caller"
+    return [
+        CheckResult(check=name, not_claimed=left_out) if name in skip else run()
+        for name, run in checks.items()
+        if only is None or name in only
+    ]

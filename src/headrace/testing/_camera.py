@@ -11,9 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError
 from headrace.sim import CameraSpec, NativeCamera
-from headrace.sim.camera.camera import CameraFrames, PoseReader, refuse_kinds
+from headrace.sim.camera.camera import FREE, CameraFrames, PoseReader, refuse_kinds
 from headrace.sim.camera.names import make_camera
 from headrace.sim.mujoco_api import Model, mujoco
 
@@ -63,7 +62,7 @@ def check_camera(
 
     Args:
         model: any; it is not changed.
-        camera: one of its cameras; None for all.
+        camera: one of its cameras, or ``free``; None for all, the free one where it has none.
         width: pixels.
         height: pixels.
         qpos: (nq,); the model's where None.
@@ -73,9 +72,7 @@ def check_camera(
     Returns:
         One result per camera.
     """
-    names = [model.camera(k).name for k in range(model.ncam)] if camera is None else [camera]
-    if not names:
-        raise ConfigError("check_camera: the model has no camera; add <camera> to its MJCF")
+    names = [model.camera(k).name for k in range(model.ncam)] or [FREE] if camera is None else [camera]
     found: list[CameraCheck] = []
     for name in names:
         spec = CameraSpec(
@@ -88,7 +85,7 @@ def check_camera(
 
 
 def _check(model: Model, spec: CameraSpec, qpos: NDArray[np.float64], backend: Literal["egl", "osmesa"]) -> CameraCheck:
-    plain: Any = _changed(model, _without_samples, _without_shadows)
+    plain: Any = _refine_model(model, _without_samples, _without_shadows)
     poses = PoseReader(plain).read(np.array(qpos, np.float64)[None])
 
     def draw(drawn: Any) -> CameraFrames:
@@ -108,7 +105,7 @@ def _check(model: Model, spec: CameraSpec, qpos: NDArray[np.float64], backend: L
         ("antialiasing", _without_shadows),
         ("shadows (the native camera has those of directional lights: shadows=True)", _without_samples),
     ):
-        full = _first(draw(_changed(model, change)), "rgb").astype(int)
+        full = _first(draw(_refine_model(model, change)), "rgb").astype(int)
         share = (np.abs(full - _first(theirs, "rgb")).max(-1) > _NEAR).mean()
         if share > 0:
             causes.append(f"MuJoCo's full picture differs in {share:.2%} of pixels by {what}")
@@ -147,7 +144,7 @@ def _geoms(model: Any, theirs: NDArray[Any], ours: NDArray[Any], wrong: NDArray[
     return [f"{share:.2%} of pixels: {why}" for share, why in sorted(causes, reverse=True)[:4]]
 
 
-def _changed(model: Model, *changes: Callable[[Any], None]) -> Any:
+def _refine_model(model: Model, *changes: Callable[[Any], None]) -> Any:
     """Return a copy whose curved geoms have many sides, so that their depth is not that of a polygon."""
     copied: Any = copy.copy(model)
     copied.vis.quality.numslices = copied.vis.quality.numstacks = 64

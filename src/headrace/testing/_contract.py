@@ -5,104 +5,27 @@ Comparison bit for bit, or within a tolerance, with failures that read as senten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias, cast
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace.bridges.executors import Fidelity
-from headrace.types import Ids, Obs, StateDict, Step, StepInfo
+from headrace import rng
+from headrace.envs.recipe import AnyEnv
+from headrace.errors import ConfigError
+from headrace.types import Obs, StateDict, Step
 
-
-class ContractEnv(Protocol):
-    """The environment contract, as far as the checks use it. ``BatchEnv`` and every bridge fulfill it."""
-
-    num_envs: int
-
-    @property
-    def device(self) -> torch.device:
-        """Where all tensors are."""
-        ...
-
-    @property
-    def fidelity(self) -> Fidelity:
-        """How a suspended environment is kept; ``hold`` does not claim that it is frozen, the others do."""
-        ...
-
-    @property
-    def single_observation_space(self) -> spaces.Space[object]:
-        """A ``Dict`` of observation groups."""
-        ...
-
-    @property
-    def single_action_space(self) -> spaces.Space[object]:
-        """A ``Box``, ``Discrete``, ``MultiDiscrete`` or ``MultiBinary``."""
-        ...
-
-    @property
-    def active(self) -> Tensor:
-        """bool (N,)."""
-        ...
-
-    @property
-    def suspended(self) -> Tensor:
-        """bool (N,)."""
-        ...
-
-    @property
-    def episode_ids(self) -> Tensor:
-        """int64 (N,)."""
-        ...
-
-    @property
-    def episode_steps(self) -> Tensor:
-        """int64 (N,)."""
-        ...
-
-    def suspend(self, ids: Ids) -> None:
-        """Freeze environments."""
-        ...
-
-    def resume(self, ids: Ids) -> None:
-        """Let them act again."""
-        ...
-
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Obs, StepInfo]:
-        """Start new episodes."""
-        ...
-
-    def step(self, actions: Tensor) -> Step:
-        """Advance the active environments."""
-        ...
-
-    def observe(self, ids: Ids | None = None) -> Obs:
-        """Return the current observation."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Return everything needed to go on; raises NotImplementedError where that cannot be had."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Go on from a snapshot."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
-
-
-MakeEnv: TypeAlias = Callable[..., ContractEnv]
-"""``make_env(num_envs=…, seed=…, autoreset=…, **more)`` gives a new environment, not reset yet.
+MakeEnv: TypeAlias = Callable[..., AnyEnv]
+"""``make_env(num_envs=…, seed=…, autoreset=…, **more)`` gives a new environment, not reset yet, which has the
+properties and methods of ``headrace.BatchEnv``.
 
 The three keywords are always given; ``more`` is what the caller of a check put into ``variants``.
 ``functools.partial(headrace.make, "ant")`` is one.
 """
-
-Env = TypeVar("Env", bound=ContractEnv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +58,14 @@ EXACT = Tolerance()
 NO_VARIANTS: Sequence[Mapping[str, object]] = ({},)
 
 
-def no_identity_of(env: ContractEnv) -> str | None:
+def no_identity_of(env: AnyEnv) -> str | None:
     """Why an episode of this environment is not a function of (seed, episode id, actions); None where it is one."""
     if getattr(env, "reseeds", True):
         return None
     return "no identity of episodes: " + (getattr(env, "no_identity", "") or "the environment says reseeds is False")
 
 
-def reset_some(env: ContractEnv, mask: Tensor) -> str | None:
+def reset_some(env: AnyEnv, mask: Tensor) -> str | None:
     """Reset the environments of a bool mask (N,); what the environment says if it cannot reset some without all."""
     try:
         env.reset(options={"reset_mask": mask})
@@ -151,7 +74,7 @@ def reset_some(env: ContractEnv, mask: Tensor) -> str | None:
     return None
 
 
-def snapshot_of(env: ContractEnv) -> StateDict | None:
+def snapshot_of(env: AnyEnv) -> StateDict | None:
     """Return the environment's snapshot, or None if it says that it has none."""
     try:
         return env.state_dict()
@@ -238,3 +161,159 @@ def require_same_tensors(got: object, expected: object, sentence: str, tolerance
     require(set(ours) == set(theirs), f"{sentence}: expected the entries {sorted(theirs)}, got {sorted(ours)}")
     for name, tensor in theirs.items():
         require_equal(ours[name], tensor, f"{sentence}: {name}", tolerance)
+
+
+_ACTION_SEED = 20_240_229
+# a call of step lets about half of the watched environments act; this many calls per wanted step are plenty
+_CALLS_PER_STEP = 20
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """What one episode went through; owns its tensors."""
+
+    obs: list[dict[str, Tensor]]
+    """The first observation, and the one after each step (the true last one where it ended)."""
+    rewards: list[Tensor] = field(default_factory=list[Tensor])
+    terminated: list[bool] = field(default_factory=list[bool])
+    truncated: list[bool] = field(default_factory=list[bool])
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last step was the end of the episode."""
+        return bool(self.rewards) and (self.terminated[-1] or self.truncated[-1])
+
+
+def actions_of(env: AnyEnv, episode_ids: Tensor, steps: Tensor) -> Tensor:
+    """Random actions as a function of (episode id, step) and of nothing else, one row per environment."""
+    low, width, whole = _range_of(env.single_action_space)
+    ids, steps = episode_ids.cpu().clamp_min(0), steps.cpu()
+    count = low.numel()
+    unit = rng.uniform(_ACTION_SEED, ids, "actions", count, draw=steps * count).reshape(-1, *low.shape)
+    actions = low + torch.floor(unit * width) if whole else low + unit * width
+    return actions.to(torch.int64 if whole else torch.float32).to(env.device)
+
+
+def poison_actions(env: AnyEnv, actions: Tensor, rows: Tensor) -> Tensor:
+    """Return the actions with some rows (a mask or ids) made unusable: NaN, or a choice that does not exist."""
+    low, _, whole = _range_of(env.single_action_space)
+    actions = actions.clone()
+    actions[rows] = (low - 1).to(actions) if whole else float("nan")
+    return actions
+
+
+def _range_of(space: spaces.Space[object]) -> tuple[Tensor, Tensor, bool]:
+    """Lowest value and width, float64 of one action's shape, and whether actions are whole numbers."""
+    if isinstance(space, spaces.Discrete):
+        low, width, whole = np.asarray(space.start), np.asarray(space.n), True
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, width, whole = space.start, space.nvec, True
+    elif isinstance(space, spaces.MultiBinary):
+        low, width, whole = np.zeros(space.shape), np.full(space.shape, 2), True
+    elif isinstance(space, spaces.Box):
+        whole = np.dtype(space.dtype).kind != "f"
+        low = np.clip(space.low.astype(np.float64), -1e3, 1e3)
+        width = np.clip(space.high.astype(np.float64), -1e3, 1e3) - low + whole
+    else:
+        raise ConfigError(f"action space: expected Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
+    return torch.from_numpy(np.array(low, np.float64)), torch.from_numpy(np.array(width, np.float64)), whole
+
+
+def next_actions(env: AnyEnv) -> Tensor:
+    """Return the actions for the coming step; rows of environments that are not active are unusable."""
+    return poison_actions(env, actions_of(env, env.episode_ids, env.episode_steps), ~env.active)
+
+
+def final_or_next_obs(step: Step, env_id: int) -> dict[str, Tensor]:
+    """Return the observation that belongs to the end of this step, before any automatic reset."""
+    obs: Obs = step.obs
+    final = step.info.get("_final_obs")
+    if final is not None and bool(final[env_id]):
+        obs = step.info.get("final_obs", obs)
+    return {name: values[env_id].clone() for name, values in obs.items()}
+
+
+class SuspensionPattern:
+    """Which environments rest before each call of ``step``: random, about half, the same for the same number."""
+
+    def __init__(self, env: AnyEnv, number: int) -> None:
+        self._env = env
+        self._episodes = torch.arange(env.num_envs)
+        self._number = number
+
+    def apply(self, call: int) -> None:
+        """Suspend and resume environments for the coming call."""
+        env = self._env
+        draws = rng.uniform(self._number, self._episodes, "suspension", 1, draw=call)[:, 0]
+        rest = (draws < 0.5).to(env.device)
+        env.suspend(rest & env.active)
+        env.resume(env.suspended & ~rest)
+
+    def lift(self) -> None:
+        """Resume all suspended environments."""
+        self._env.resume(self._env.suspended)
+
+
+def play(
+    env: AnyEnv, obs: Obs, steps: int, *, watch: Collection[int], pattern: SuspensionPattern | None = None
+) -> dict[int, Trajectory]:
+    """Step until each episode in ``watch`` has ended or taken ``steps`` steps.
+
+    Args:
+        env: just reset, with all episodes of ``watch`` in it.
+        obs: what ``reset`` returned.
+        steps: how far to watch.
+        watch: episode ids.
+        pattern: which environments rest when; None for none.
+    """
+    seen: dict[int, Trajectory] = {}
+    for slot, episode in enumerate(env.episode_ids.tolist()):
+        if episode in watch:
+            seen[episode] = Trajectory(obs=[{name: values[slot].clone() for name, values in obs.items()}])
+    for call in range(steps * _CALLS_PER_STEP):
+        if all(t.ended or len(t) >= steps for t in seen.values()):
+            return seen
+        if pattern is not None:
+            pattern.apply(call)
+        active, episodes = env.active.tolist(), env.episode_ids.tolist()
+        step = env.step(next_actions(env))
+        for slot, episode in enumerate(episodes):
+            trajectory = seen.get(episode)
+            if trajectory is None or trajectory.ended or not active[slot]:
+                continue
+            trajectory.obs.append(final_or_next_obs(step, slot))
+            trajectory.rewards.append(step.reward[slot].clone())
+            trajectory.terminated.append(bool(step.terminated[slot]))
+            trajectory.truncated.append(bool(step.truncated[slot]))
+    slow = {episode: len(t) for episode, t in seen.items()}
+    raise AssertionError(
+        f"expected {steps} steps of each episode in {steps * _CALLS_PER_STEP} calls of step, got {slow}"
+    )
+
+
+def require_same_trajectories(
+    got: Mapping[int, Trajectory],
+    expected: Mapping[int, Trajectory],
+    steps: int,
+    situation: str,
+    tolerance: Tolerance = EXACT,
+) -> None:
+    """Fail unless the episodes agree over their first ``steps`` steps. ``situation`` says how ``got`` was played."""
+    for episode, theirs in expected.items():
+        ours = got[episode]
+        for t in range(min(steps, len(theirs)) + 1):
+            where = f"episode {episode} {situation}, step {t}"
+            if t > len(ours):
+                fail(f"{where}: expected it to go on, got its end after {len(ours)} steps")
+            for name, values in theirs.obs[t].items():
+                require_equal(ours.obs[t][name], values, f"{where}: obs[{name!r}]", tolerance)
+            if t == 0:
+                continue
+            require_equal(ours.rewards[t - 1], theirs.rewards[t - 1], f"{where}: reward", tolerance)
+            for flag in ("terminated", "truncated"):
+                ours_flag, theirs_flag = getattr(ours, flag)[t - 1], getattr(theirs, flag)[t - 1]
+                if ours_flag != theirs_flag:
+                    fail(f"{where}: {flag}: expected {theirs_flag}, got {ours_flag}")

@@ -1,76 +1,37 @@
-"""The contract of a learner over a batch of environments: what every adapter of an RL library must hold."""
+"""The contracts of learners, which every adapter of an RL library must hold, and of policies."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from headrace.envs.recipe import AnyEnv
+from headrace.evaluation.cfg import PlayCfg
+from headrace.evaluation.player import open_player
+from headrace.libraries.learner import Learner
+from headrace.libraries.training import CheckpointMeta
 from headrace.testing._contract import CheckResult
-from headrace.types import EpisodeEnds, Obs, ResetRecord, StateDict, StepRecord
+from headrace.types import Obs, ResetRecord, StepRecord
 
-Meta = TypeVar("Meta", contravariant=True)
-
-
-class ActingPolicy(Protocol):
-    """The policy of a learner."""
-
-    def __call__(self, obs: Obs) -> Tensor:
-        """Return observation groups (N, …) → actions (N, A)."""
-        ...
-
-
-class CheckedLearner(Protocol[Meta]):
-    """What is asked of a learner; ``Meta`` is whatever it describes a checkpoint with."""
-
-    def iterate(self) -> tuple[float, float]:
-        """Collect and learn; seconds of each."""
-        ...
-
-    def finished(self) -> EpisodeEnds:
-        """Episodes that ended since the last call."""
-        ...
-
-    def save(self, path: Path, meta: Meta) -> None:
-        """Write a checkpoint."""
-        ...
-
-    def load(self, path: Path) -> None:
-        """Read one."""
-        ...
-
-    def state_dict(self) -> StateDict:
-        """Return the rest of what resuming needs."""
-        ...
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Go on from it."""
-        ...
-
-    def policy(self, *, deterministic: bool = True) -> ActingPolicy:
-        """To act with."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
+if TYPE_CHECKING:
+    from headrace.policies.load_policy import PolicySource
 
 
 def check_learner(
     make_env: Callable[[], AnyEnv],
-    make_learner: Callable[[AnyEnv], CheckedLearner[Meta]],
-    meta: Meta,
+    make_learner: Callable[[AnyEnv], Learner],
+    meta: CheckpointMeta,
     folder: Path,
     *,
     suffix: str,
     reads: Collection[str] | None = None,
-    resumes_exactly: bool = True,
 ) -> list[CheckResult]:
     """Run every check on a learner; the first broken claim raises an AssertionError that says which.
 
@@ -81,7 +42,6 @@ def check_learner(
         folder: for checkpoints.
         suffix: of its checkpoint files.
         reads: the observation groups that its policy reads, and no others; None for all but ``critic``.
-        resumes_exactly: False for libraries that cannot; the results then say that it was not checked.
     """
     path = folder / f"checkpoint{suffix}"
     env = make_env()
@@ -108,26 +68,23 @@ def check_learner(
     assert not torch.equal(actions, other.policy()(obs)), "a new learner: expected other actions than a trained one"
     other.load(path)
     assert torch.equal(actions, other.policy()(obs)), "load: expected the saved policy's actions, bit for bit"
-    if resumes_exactly:
-        other.load_state_dict(begun)
-        other.iterate()
-        resumed = other.policy()(obs)
-        assert torch.equal(after, resumed), (
-            "load + load_state_dict: expected resumed training to equal training without a break, "
-            f"got actions that differ by up to {float((after - resumed).abs().max()):.3g}"
-        )
+    other.load_state_dict(begun)
+    other.iterate()
+    resumed = other.policy()(obs)
+    assert torch.equal(after, resumed), (
+        "load + load_state_dict: expected resumed training to equal training without a break, "
+        f"got actions that differ by up to {float((after - resumed).abs().max()):.3g}"
+    )
     other.close()
     other_env.close()
     names = (
         *("time_split", "episodes_counted", "actions_in_bounds", "observation_groups_read"),
         *("checkpoint_round_trip", "resumes_exactly"),
     )
-    reason = "the library cannot go on exactly where it was"
-    left_out = {} if resumes_exactly else {"resumes_exactly": reason}
-    return [CheckResult(check=name, not_claimed=left_out.get(name)) for name in names]
+    return [CheckResult(check=name) for name in names]
 
 
-def _check_times(learner: CheckedLearner[Meta]) -> None:
+def _check_times(learner: Learner) -> None:
     begin = time.perf_counter()
     collect, learn = learner.iterate()
     wall = time.perf_counter() - begin
@@ -137,7 +94,7 @@ def _check_times(learner: CheckedLearner[Meta]) -> None:
     assert collect + learn <= wall + 0.01, f"iterate: {collect} s + {learn} s are more than the wall time, {wall} s"
 
 
-def _check_episodes(learner: CheckedLearner[Meta], count: _Count) -> None:
+def _check_episodes(learner: Learner, count: _Count) -> None:
     found = learner.finished()
     columns = (found.env_ids, found.lengths, found.returns)
     said = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -152,7 +109,7 @@ def _check_episodes(learner: CheckedLearner[Meta], count: _Count) -> None:
     assert not len(again), f"finished: expected each episode once, got {len(again)} a second time"
 
 
-def _check_groups(learner: CheckedLearner[Meta], obs: Obs, reads: Collection[str]) -> None:
+def _check_groups(learner: Learner, obs: Obs, reads: Collection[str]) -> None:
     """Turn each group upside down: the actions change if the policy reads it, and not otherwise."""
     before = learner.policy()(obs).clone()
     for name, rows in obs.items():
@@ -194,3 +151,36 @@ class _Count:
             if bool(ended[slot]):
                 self.ended.append((slot, steps, total))
                 del self._running[slot]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCheck:
+    """What a check of a policy found."""
+
+    verified: int
+    """Rows that were answered again alone and in another batch, with equal bits; 0 where that was not possible."""
+    strict_size: int | None
+    """Rows of its strict batches; None for a server whose answers depend on the batch."""
+    rows_per_row: float
+    """Rows that were computed per row that was needed."""
+
+
+def check_policy(policy: PolicySource, env: AnyEnv, *, steps: int = 20, play: PlayCfg = PlayCfg()) -> PolicyCheck:
+    """Play some steps of a policy and verify its answers as a strict evaluation does, before a long one.
+
+    Args:
+        policy: as for :func:`headrace.evaluate`.
+        env: to play in, made with ``autoreset="disabled"``; it is reset.
+        steps: of the batch.
+        play: how the policy is played.
+
+    Raises:
+        PolicyError: an answer depends on the batch, on earlier calls, or on a global random generator.
+    """
+    from headrace.evaluation.scheduling import EndlessPlan
+
+    with torch.no_grad(), open_player(env, policy, play, env.seed) as player:
+        found = player.play(EndlessPlan(env.num_envs), most_steps=steps)
+    return PolicyCheck(
+        verified=found.counters.rows_verified, strict_size=found.strict_size, rows_per_row=found.rows_per_row
+    )

@@ -73,7 +73,7 @@ class _Probe:
 
     def check_subset_calls_leave_the_others_alone(self) -> None:
         for chosen in ([], [2], [0, self._num_envs - 1], list(range(1, self._num_envs))):
-            sim = self._started()
+            sim = self._start()
             ids = self._ids(sim, chosen)
             others = torch.tensor([i for i in range(self._num_envs) if i not in chosen], dtype=torch.int64)
             calls: dict[str, Callable[[], object]] = {
@@ -85,15 +85,15 @@ class _Probe:
             for name, call in calls.items():
                 # derived fields now lag behind the state, so that refreshing the wrong ones shows
                 sim.field("qpos").mul_(0.99)
-                before = self._seen(sim)
+                before = self._read_fields(sim)
                 call()
-                after = self._seen(sim)
+                after = self._read_fields(sim)
                 for field, values in before.items():
                     rows = others.to(sim.device)
                     require_rows_equal(after[field], values, rows, f"{name} of simulations {chosen}", field)
 
     def check_subsets_compute_what_all_would(self) -> None:
-        whole, parts = self._started(), self._started()
+        whole, parts = self._start(), self._start()
         odd = [i for i in range(self._num_envs) if i % 2]
         even = [i for i in range(self._num_envs) if i % 2 == 0]
         for count in range(3):
@@ -101,47 +101,47 @@ class _Probe:
                 for sim, groups in ((whole, (None,)), (parts, (self._ids(parts, odd), self._ids(parts, even)))):
                     for ids in groups:
                         sim.step(ids, 2) if name == "step" else sim.forward(ids)
-                for field, values in self._seen(whole).items():
+                for field, values in self._read_fields(whole).items():
                     sentence = f"{name} {count} of odd and then even simulations: {field}"
-                    require_equal(self._seen(parts)[field], values, sentence, self._tolerance)
+                    require_equal(self._read_fields(parts)[field], values, sentence, self._tolerance)
 
     def check_substeps_add_up(self) -> None:
-        once, twice = self._started(), self._started()
+        once, twice = self._start(), self._start()
         once.step(None, 2)
         twice.step(None, 1)
         twice.step(None, 1)
         require_equal(once.states(None), twice.states(None), "states after step(2) and two step(1)", self._tolerance)
 
     def check_states_round_trip(self) -> None:
-        sim = self._started()
+        sim = self._start()
         start = sim.states(None)
         copy_of_start = start.clone()
         sim.step(None, 3)
         sim.forward(None)
-        first = self._seen(sim)
+        first = self._read_fields(sim)
         require_equal(start, copy_of_start, "what states() returned, after a step")
         sim.set_states(None, start)
         require_equal(sim.states(None), start, "states() after set_states()")
         sim.forward(None)
         sim.step(None, 3)
         sim.forward(None)
-        self._require_same(self._seen(sim), first, "a step repeated from its states")
+        self._require_same(self._read_fields(sim), first, "a step repeated from its states")
         ids = self._ids(sim, [1, 3])
         sim.set_states(ids, start[ids])
         require_equal(sim.states(ids), start[ids], "states(ids) after set_states(ids)")
 
     def check_state_dict(self) -> None:
-        sim, other = self._started(), self._started()
+        sim, other = self._start(), self._start()
         sim.step(None, 2)
         state = sim.state_dict()
         kept = copy.deepcopy(state)
         other.step(self._ids(other, [0, 1]), 5)
         other.load_state_dict(state)
-        self._require_same(self._seen(other), self._seen(sim), "right after load_state_dict", EXACT)
+        self._require_same(self._read_fields(other), self._read_fields(sim), "right after load_state_dict", EXACT)
         for count in range(3):
             for each in (sim, other):
                 each.step(None, 2)
-            self._require_same(self._seen(other), self._seen(sim), f"step {count} after load_state_dict")
+            self._require_same(self._read_fields(other), self._read_fields(sim), f"step {count} after load_state_dict")
         require_same_tensors(state, kept, "what state_dict() returned, after later steps")
 
     def check_model_fields(self, name: str) -> None:
@@ -152,15 +152,11 @@ class _Probe:
         for each in (sim, plain):
             each.reset(None)
         values[ids] *= 1.5
-        for each in (sim, plain):
-            self._disturb(each)
-            each.forward(None)
-            # what is derived for some must not become that of the others
-            each.forward(ids)
-            each.step(None, 3)
+        # what is derived for some must not become that of the others
+        self._move(sim, plain, ids)
         others = torch.tensor([i for i in range(self._num_envs) if i not in (1, 2)], device=sim.device)
-        for field, expected in self._seen(plain).items():
-            got = self._seen(sim)[field]
+        for field, expected in self._read_fields(plain).items():
+            got = self._read_fields(sim)[field]
             when = f"{name} of simulations 1 and 2 changed"
             require_rows_equal(got, expected, others, when, field, self._tolerance)
         require(
@@ -175,18 +171,17 @@ class _Probe:
         sim.reset(None)
         require_equal(sim.model_field(name), nominal, f"model_field({name!r}) after reset of all")
         plain.reset(None)
-        for each in (sim, plain):
-            self._disturb(each)
-            each.forward(None)
-            each.step(None, 3)
-        self._require_same(self._seen(sim), self._seen(plain), f"3 steps after a reset made {name} nominal again")
+        self._move(sim, plain, ids[:0])
+        self._require_same(
+            self._read_fields(sim), self._read_fields(plain), f"3 steps after a reset made {name} nominal again"
+        )
         values[ids] *= 1.5
         sim.load_state_dict(plain.state_dict())
         never = f"model_field({name!r}) after load_state_dict of a simulation that never gave it values of its own"
         require_equal(sim.model_field(name), nominal, never)
 
     def check_failing_physics_is_reported(self) -> None:
-        sim, healthy = self._started(), self._started()
+        sim, healthy = self._start(), self._start()
         bad = 1
         others = torch.tensor([i for i in range(self._num_envs) if i != bad], device=sim.device)
         sim.field("qvel")[bad] = 1e20
@@ -201,9 +196,9 @@ class _Probe:
                     failed.dtype == torch.bool and failed.nonzero().flatten().tolist() == [bad],
                     f"simulation {bad} with qvel 1e20: expected step to report a bool mask of [{bad}], got {failed}",
                 )
-            for field, values in self._seen(healthy).items():
+            for field, values in self._read_fields(healthy).items():
                 when = f"step {count} beside a failing simulation"
-                require_rows_equal(self._seen(sim)[field], values, others, when, field, self._tolerance)
+                require_rows_equal(self._read_fields(sim)[field], values, others, when, field, self._tolerance)
         sim.reset(self._ids(sim, [bad]))
         sim.forward(self._ids(sim, [bad]))
         failed = sim.step(None, 2)
@@ -215,13 +210,21 @@ class _Probe:
             sim.field(name)
         return sim
 
-    def _started(self) -> Simulation:
+    def _start(self) -> Simulation:
         sim = self._new()
         sim.reset(None)
         self._disturb(sim)
         sim.forward(None)
         sim.step(None, 1)
         return sim
+
+    def _move(self, sim: Simulation, other: Simulation, ids: Tensor) -> None:
+        """Give both the same push and three steps, with a further forward of some."""
+        for each in (sim, other):
+            self._disturb(each)
+            each.forward(None)
+            each.forward(ids)
+            each.step(None, 3)
 
     def _disturb(self, sim: Simulation) -> None:
         """Give each simulation a velocity and a control of its own."""
@@ -230,7 +233,7 @@ class _Probe:
             noise = rng.uniform(1, torch.arange(self._num_envs), name, field.shape[1], low=-size, high=size)
             field.copy_(noise.to(device=field.device, dtype=field.dtype))
 
-    def _seen(self, sim: Simulation) -> dict[str, Tensor]:
+    def _read_fields(self, sim: Simulation) -> dict[str, Tensor]:
         fields = {f"field({name!r})": sim.field(name).clone() for name in (*_STATE, *self._derived)}
         return fields | {"states()": sim.states(None)}
 

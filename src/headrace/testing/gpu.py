@@ -1,4 +1,7 @@
-"""Whether the GPU paths compute what the CPU paths do: the checks behind ``doctor --gpu`` and ``benchmarks/gpu.py``."""
+"""Whether random numbers and physics on a GPU are those of the CPU; the rest there is plain torch.
+
+The checks behind ``doctor --gpu`` and ``benchmarks/gpu.py``.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ class GpuCheck(NamedTuple):
 def check_gpu(device: torch.device | str = "cuda") -> list[GpuCheck]:
     """Compare every GPU path on ``device`` with its CPU reference; about a minute, most of it compiling."""
     where = torch.device(device)
-    return [_checked(name, limit, compare, where) for name, limit, compare in _COMPARISONS]
+    return [_check_path(name, limit, compare, where) for name, limit, compare in _COMPARISONS]
 
 
-def _checked(
+def _check_path(
     name: str, limit: float, compare: Callable[[torch.device], list[tuple[Tensor, Tensor]]], device: torch.device
 ) -> GpuCheck:
     try:
@@ -51,61 +54,11 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     return float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
 
 
-def _random(*shape: int) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(3))
-
-
 def _numbers(device: torch.device) -> list[tuple[Tensor, Tensor]]:
     from headrace import rng
 
     ids = torch.arange(ENVS)
     return [(rng.uniform(5, ids.to(device), "check", 7), rng.uniform(5, ids, "check", 7))]
-
-
-def _images(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    from headrace.history import normalize_image
-
-    images = (_random(8, 30, 40, 3) * 255).to(torch.uint8)
-    return [(normalize_image(images.to(device)), normalize_image(images))]
-
-
-def _buffers(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    from headrace.history import CircularBuffer
-
-    there, here = CircularBuffer(4, num_envs=ENVS, device=device), CircularBuffer(4, num_envs=ENVS, device="cpu")
-    for index in range(6):
-        rows = _random(ENVS, 5) + index
-        there.append(rows.to(device))
-        here.append(rows)
-    return [(there.buffer, here.buffer)]
-
-
-def _returns(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    from headrace.learning import gae, n_step
-
-    reward, value, after = (_random(STEPS, ENVS) + index for index in range(3))
-    ends = _random(STEPS, ENVS) < 0.1
-    rollout = (reward, value, after, ends, torch.zeros_like(ends))
-    there = tuple(part.to(device) for part in rollout)
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for ours, theirs in (
-        (gae(*there, gamma=0.99, lam=0.95), gae(*rollout, gamma=0.99, lam=0.95)),
-        (n_step(*there, gamma=0.99, n=3), n_step(*rollout, gamma=0.99, n=3)),
-    ):
-        pairs += [(ours.advantage, theirs.advantage), (ours.value_target, theirs.value_target)]
-    return pairs
-
-
-def _recurrent(device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    from headrace.learning import GRU, LSTM
-
-    pairs: list[tuple[Tensor, Tensor]] = []
-    x, resets = _random(STEPS, ENVS, 12), _random(STEPS, ENVS) < 0.1
-    with torch.no_grad():
-        for module in (GRU(12, 96), LSTM(12, 96)):
-            expected = module(x, None, resets)[0]
-            pairs.append((module.to(device)(x.to(device), None, resets.to(device))[0], expected))
-    return pairs
 
 
 def _physics(device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -129,9 +82,5 @@ def _physics(device: torch.device) -> list[tuple[Tensor, Tensor]]:
 
 _COMPARISONS: list[tuple[str, float, Callable[[torch.device], list[tuple[Tensor, Tensor]]]]] = [
     ("random numbers", 0.0, _numbers),
-    ("image normalization", 0.0, _images),
-    ("history buffers", 0.0, _buffers),
-    ("return estimators", 1e-4, _returns),
-    ("recurrent networks", 1e-4, _recurrent),
     ("physics of cartpole, suspension and resets", 5e-3, _physics),
 ]

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.viewing.live import view
-    from headrace.viewing.picturing import picture
+    from headrace.viewing.live import view as view
+    from headrace.viewing.picturing import picture as picture
 
-__all__ = [
-    "picture",
-    "view",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, __file__, __all__)
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,4 +1,4 @@
-"""``headrace.viewing.view``: a batch of environments, live in a browser, or one of them in MuJoCo's own window.
+"""``headrace.viewing.view``: a batch of environments, live in a browser.
 
 The page of ``headrace view``: a picture that replaces itself, and clicks that come back.
 """
@@ -7,32 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import html
-import importlib
 import json
-import os
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
+from importlib.resources import files
+from typing import TYPE_CHECKING, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._gymnasium_ids import GYMNASIUM
-from headrace.bench.measured.run import StepFunction, step_function, trained_recipe
+from headrace.bench.measured.run import StepFunction, load_trained_recipe, step_function
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv
-    from headrace.envs.batch_env import BatchEnv
     from headrace.envs.recipe import AnyEnv
 
 _MOST_WATCHERS = 16
 _MOST_DIGITS = 9
+_SLOWEST = 64
+_CLOSEST, _FARTHEST = 5, 2000
+"""Percent of the distance that the free camera begins with."""
 _ALWAYS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -40,45 +43,6 @@ _ALWAYS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} · headrace</title><link rel="icon" href="data:,">
-<style nonce="{nonce}">
-:root {{ color-scheme: light dark; font: 16px/1.4 system-ui, sans-serif; }}
-body {{ margin: 1rem auto; max-width: 900px; padding: 0 1rem; }}
-#tiles {{ position: relative; }}
-#tiles img {{ width: 100%; display: block; image-rendering: pixelated; background: #888; }}
-#tiles div {{ position: absolute; inset: 0; display: grid;
-  grid-template-columns: repeat({columns}, 1fr); grid-auto-rows: {share}%; }}
-#tiles button {{ background: none; border: 0; cursor: pointer; }}
-#tiles button:focus-visible {{ outline: 3px solid #0d9488; outline-offset: -3px; }}
-#tiles button[aria-pressed=true] {{ background: #0009; color: #fff; font: inherit; }}
-</style></head><body>
-<h1>{title}</h1>
-<p id="state" role="status">waiting for the first picture</p>
-<div id="tiles"><img src="stream" alt="all environments, tiled"><div>{buttons}</div></div>
-<p>Click a tile to suspend its environment, again to resume it.</p>
-<script nonce="{nonce}">
-for (const button of document.querySelectorAll("button"))
-  button.onclick = () => fetch("click/" + button.dataset.env, {{method: "POST"}});
-const clock = setInterval(async () => {{
-  let state;
-  try {{
-    state = await (await fetch("state")).json();
-  }} catch {{
-    clearInterval(clock);
-    document.getElementById("state").textContent = "headrace view has ended; start it again and reload";
-    return;
-  }}
-  document.getElementById("state").textContent =
-    `step ${{state.steps}}, ${{state.rate.toFixed(0)}} steps per second, ${{state.suspended.length}} suspended`;
-  for (const button of document.querySelectorAll("button")) {{
-    const rests = state.suspended.includes(Number(button.dataset.env));
-    button.setAttribute("aria-pressed", rests);
-    button.textContent = rests ? "suspended" : "";
-  }}
-}}, 500);
-</script></body></html>"""
 
 
 class Screen:
@@ -91,6 +55,9 @@ class Screen:
         self._suspended: list[int] = []
         self._steps, self._began = 0, time.monotonic()
         self._clicked: set[int] = set()
+        self.paused, self._singles, self.slow = False, 0, 1
+        self.gaze: tuple[int, int, int] | None = None
+        """Of the free camera: azimuth, elevation + 90, percent of the first distance; None for other cameras."""
         self._watchers = 0
         self.closed = False
 
@@ -127,13 +94,33 @@ class Screen:
             with self._changed:
                 self._watchers -= welcome
 
-    def click(self, number: int) -> bool:
-        """Request that environment ``number`` is suspended or resumed; False if there is none. Two clicks cancel."""
-        if not 0 <= number < self._num_envs:
-            return False
+    def control(self, name: str, numbers: Sequence[int]) -> bool:
+        """Do what a button of the page asks for; False if there is no such button.
+
+        ``click`` and an environment suspends or resumes it (two clicks cancel), ``pause`` takes 0 or 1, ``step`` makes
+        one step and pauses, ``slow`` takes a factor, ``look`` a new gaze.
+        """
         with self._changed:
-            self._clicked ^= {number}
+            match name, numbers:
+                case "click", [number] if number < self._num_envs:
+                    self._clicked ^= {number}
+                case "pause", [0 | 1 as paused]:
+                    self.paused = bool(paused)
+                case "step", []:
+                    self.paused, self._singles = True, 1
+                case "slow", [factor] if 1 <= factor <= _SLOWEST:
+                    self.slow = factor
+                case "look", [turn, rise, zoom] if self.gaze and rise <= 180 and _CLOSEST <= zoom <= _FARTHEST:
+                    self.gaze = (turn, rise, zoom)
+                case _:
+                    return False
         return True
+
+    def take_step(self) -> bool:
+        """Return whether the environments should step now: while not paused, or once after ``step``."""
+        with self._changed:
+            single, self._singles = self._singles, 0
+            return not self.paused or single > 0
 
     def take_clicks(self) -> list[int]:
         """Return the environments that were clicked since the last call, ascending."""
@@ -145,7 +132,8 @@ class Screen:
         """For the line above the picture."""
         with self._changed:
             rate = self._steps / max(time.monotonic() - self._began, 1e-9)
-            return {"steps": self._steps, "rate": rate, "suspended": self._suspended}
+            paces: dict[str, object] = {"steps": self._steps, "rate": rate, "paused": self.paused}
+            return {**paces, "suspended": self._suspended, "gaze": self.gaze}
 
     def close(self) -> None:
         """Release all waiting requests."""
@@ -162,7 +150,10 @@ class Screen:
             for i in range(self._num_envs)
         )
         title = html.escape(self._title)
-        return _PAGE.format(title=title, columns=columns, share=100 / rows, buttons=buttons, nonce=nonce)
+        values = {"title": title, "columns": columns, "share": 100 / rows, "buttons": buttons, "nonce": nonce}
+        values |= {"closest": _CLOSEST, "farthest": _FARTHEST}
+        page = files("headrace.viewing").joinpath("live.html").read_text(encoding="utf-8")
+        return re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), page)
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -196,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server
 
     def do_GET(self) -> None:
-        place = self._admitted()
+        place = self._admit()
         if place == "":
             nonce = secrets.token_urlsafe(16)
             policy = (
@@ -213,20 +204,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def do_POST(self) -> None:
-        place = self._admitted()
+        place = self._admit()
         if place is None:
             return
         if self.headers.get("Origin") != f"http://{self.headers['Host']}":
             self.send_error(403, "the request does not come from the page of headrace view")
             return
-        name, _, number = place.partition("/")
-        known = name == "click" and number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS
-        if known and self._view.screen.click(int(number)):
+        name, _, given = place.partition("/")
+        numbers = given.split(",") if given else []
+        known = all(part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS for part in numbers)
+        if known and self._view.screen.control(name, [int(part) for part in numbers]):
             self._answer("text/plain", b"ok")
         else:
             self.send_error(404)
 
-    def _admitted(self) -> str | None:
+    def _admit(self) -> str | None:
         """Return what is asked for, behind the secret; None if the request was refused."""
         if self.headers.get_all("Host", []) not in [[host] for host in self._view.hosts]:
             self.send_error(403, "expected the Host that headrace view printed")
@@ -282,6 +274,8 @@ Picture: TypeAlias = "NDArray[np.uint8]"
 _NUM_ENVS = 9
 _BRIDGED_STEP = 1 / 30
 """Seconds per step that a bridged environment is shown at, whose own rate is not known."""
+_PAUSED_S = 1 / 30
+"""Seconds between pictures while nothing steps."""
 
 
 def view(
@@ -290,14 +284,15 @@ def view(
     policy: str | StepFunction = "random",
     num_steps: int | None = None,
     port: int = 8765,
-    window: bool = False,
     renderer: str = "native",
+    camera: str | None = None,
     on_url: Callable[[str], None] = print,
     **env: Unpack[EnvKeywords],
 ) -> None:
     """Step a task in real time and show all environments, tiled, on a page of this machine.
 
-    A click on a tile suspends that environment, another resumes it. Nothing is drawn while no page is open.
+    A click on a tile suspends that environment, another resumes it. The page pauses, makes single steps and slows
+    down; the free camera turns and comes closer with the mouse. Nothing is drawn while no page is open.
 
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
@@ -305,51 +300,61 @@ def view(
         policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, a checkpoint of a
             training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; in Python also
             the function itself.
-        num_steps: of the batch, after which it ends; None to run until Ctrl-C, or until the
-            window is closed.
+        num_steps: of the batch, after which it ends; None to run until Ctrl-C.
         port: port to listen on; 0 for any free one.
-        window: environment 0 in MuJoCo's viewer instead, which needs a display.
         renderer: what draws: ``native``, ``gl`` (MuJoCo's own images) or ``warp``.
+        camera: camera of the model, or ``free`` for one that sees all of it; None for its first, else the free one.
         on_url: called with the address of the page, which has a secret in it.
         **env: ``num_envs`` (9), ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
     """
     from headrace.sim.camera.names import check_camera_name
 
-    if window and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise ConfigError(
-            "window (--window): expected a display, got none (DISPLAY is not set); leave it out to use a browser"
-        )
     check_camera_name(renderer)
     if not 0 <= port <= 65535:
         raise ConfigError(f"port (--port): expected 0 to 65535, got {port}")
-    recipe = drawn_recipe(EnvRecipe.of(task, _NUM_ENVS, **env))
-    if recipe.bridged and (window or renderer != "native"):
+    recipe = enable_drawing(EnvRecipe.of(task, _NUM_ENVS, **env))
+    if recipe.bridged and (renderer != "native" or camera is not None):
         raise ConfigError(
-            f"window, renderer (--window, --renderer): expected a task of ours with them, got {recipe.source!r}, which "
-            "draws itself"
+            f"renderer, camera (--renderer, --camera): expected a task of ours with them, got "
+            f"{recipe.source!r}, which draws itself"
         )
-    recipe, file = trained_recipe(recipe, policy)
+    recipe, file = load_trained_recipe(recipe, policy)
     with closing(recipe.make()) as envs:
         act = step_function(policy, envs, recipe.seed, file)
-        if window:
-            _window(cast("BatchEnv", envs), act, num_steps)
-        else:
-            _page(envs, act, num_steps, recipe.source, port, renderer, on_url)
+        screen = Screen(title=recipe.source, num_envs=envs.num_envs)
+        draw, dt, close = _drawing(envs, renderer, camera, screen)
+        try:
+            _page(envs, act, num_steps, port, screen, draw, dt, on_url)
+        finally:
+            close()
 
 
-def _drawing(env: AnyEnv, renderer: str) -> tuple[Callable[[], Sequence[Picture]], float]:
-    """Return what draws every environment, and the seconds of a step. One that cannot work
+def _drawing(
+    env: AnyEnv, renderer: str, camera: str | None, screen: Screen
+) -> tuple[Callable[[], Sequence[Picture]], float, Callable[[], None]]:
+    """Return what draws every environment, the seconds of a step, and what releases the camera. One that cannot work
     raises now, not in front of a viewer."""
     from headrace.envs.batch_env import BatchEnv
+    from headrace.envs.viewer import Viewer
 
-    if isinstance(env, BatchEnv):
-        env.open_renderer(renderer)
-        return lambda: env.render_each(renderer=renderer), env.task.dt
-    check_draws(env)
-    return lambda: env.render_each() or (), _BRIDGED_STEP
+    if not isinstance(env, BatchEnv):
+        check_draws(env)
+        return lambda: env.render_each() or (), _BRIDGED_STEP, lambda: None
+    viewer = Viewer(env.sim, camera=camera, images=env.task.images, renderer=renderer)
+    first = viewer.free
+    if first is not None:
+        screen.gaze = round(first.azimuth % 360), round(first.elevation + 90), 100
+
+    def draw() -> Sequence[Picture]:
+        if first is not None and screen.gaze is not None:
+            turn, rise, zoom = screen.gaze
+            viewer.free = replace(first, azimuth=turn, elevation=rise - 90, distance=first.distance * zoom / 100)
+        return tuple(viewer.pictures())
+
+    return draw, env.task.dt, viewer.close
 
 
-def drawn_recipe(recipe: EnvRecipe) -> EnvRecipe:
+def enable_drawing(recipe: EnvRecipe) -> EnvRecipe:
     """Return the recipe with pictures, if it is of a Gymnasium environment and has no other render mode."""
     if not recipe.source.startswith(GYMNASIUM):
         return recipe
@@ -369,16 +374,13 @@ def _page(
     env: AnyEnv,
     act: StepFunction,
     num_steps: int | None,
-    title: str,
     port: int,
-    renderer: str,
+    screen: Screen,
+    draw: Callable[[], Sequence[Picture]],
+    dt: float,
     on_url: Callable[[str], None],
 ) -> None:
     """Step in real time; draw only while a page is open."""
-    from headrace.viewing.live import Screen, serve
-
-    draw, dt = _drawing(env, renderer)
-    screen = Screen(title=title, num_envs=env.num_envs)
     server = serve(screen, port)
     thread = threading.Thread(target=server.serve_forever, name="headrace-view", daemon=True)
     thread.start()
@@ -389,32 +391,16 @@ def _page(
         while num_steps is None or done < num_steps:
             for number in screen.take_clicks():
                 (env.resume if bool(env.suspended[number]) else env.suspend)([number])
-            obs = env.step(act(obs)).obs
-            done += 1
+            if screen.take_step():
+                obs = env.step(act(obs)).obs
+                done += 1
             if screen.watched:
                 screen.show(draw(), env.suspended.cpu().numpy(), done)
-            due = max(due + dt, time.monotonic() - 1.0)  # after a pause, do not race to catch up
+            pace = max(dt, _PAUSED_S) if screen.paused else dt * screen.slow
+            due = max(due + pace, time.monotonic() - 1.0)  # after a pause, do not race to catch up
             time.sleep(max(0.0, due - time.monotonic()))
     finally:
         screen.close()
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _window(env: BatchEnv, act: StepFunction, num_steps: int | None) -> None:
-    from headrace.sim.mujoco_api import mujoco
-
-    viewers = importlib.import_module("mujoco.viewer")
-    obs, _ = env.reset()
-    shown = mujoco.MjData(env.task.model)
-    qpos, qvel = env.sim.field("qpos"), env.sim.field("qvel")
-    done = 0
-    with viewers.launch_passive(env.task.model, shown) as window:
-        while window.is_running() and (num_steps is None or done < num_steps):
-            obs = env.step(act(obs)).obs
-            done += 1
-            shown.qpos[:], shown.qvel[:] = qpos[0].cpu().numpy(), qvel[0].cpu().numpy()
-            mujoco.mj_forward(env.task.model, shown)
-            window.sync()
-            time.sleep(env.task.dt)

@@ -1,4 +1,4 @@
-"""``headrace.viewing.picture``: what a camera of a task sees, in any kind of image, as values and as a file."""
+"""``headrace.viewing.picture``: what a camera of a task or model sees, in any kind of image, as values and a file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.envs.recipe import EnvRecipe
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError
 from headrace.files import check_new, write_whole
-from headrace.viewing.live import check_draws, drawn_recipe
+from headrace.viewing.live import check_draws, enable_drawing
 
 if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv
     from headrace.envs.batch_env import BatchEnv
     from headrace.envs.recipe import AnyEnv
+    from headrace.sim import Simulation
     from headrace.sim.camera.camera import CameraSpec, DataType
 
 _SUFFIXES = (".png", ".npy")
+MODEL_SUFFIXES = (".xml", ".mjcf", ".urdf")
+"""Endings of files that MuJoCo compiles."""
 _DIMMEST = 40
 """Gray of the farthest surface in a picture of depth: still told from where nothing is, which is black."""
 
@@ -38,6 +41,12 @@ class PictureResult:
     path: Path | None
     """The file that was written, if any."""
 
+    def _repr_png_(self) -> bytes:
+        """Return the image for notebooks."""
+        from headrace.envs.viewer import png
+
+        return png(self.image)
+
 
 def picture(
     task: str | EnvRecipe,
@@ -52,18 +61,19 @@ def picture(
     seed: int | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> PictureResult:
-    """Draw the first episode of a task as one of its model's cameras sees it.
+    """Draw the first episode of a task, or a model file, as a camera sees it.
 
     Args:
-        task: a task name, ``module:NAME``, a recipe or a recipe file; ``gym:ID`` and other bridged environments, too,
-            which draw themselves, in one way and size.
-        camera: camera of the model; None for its first.
+        task: a task name, ``module:NAME``, a recipe or a recipe file; an MJCF or URDF file (``.xml``, ``.mjcf``,
+            ``.urdf``), drawn in its first keyframe or, without one, its initial pose; ``gym:ID`` and other bridged
+            environments, too, which draw themselves, in one way and size.
+        camera: camera of the model, or ``free`` for one that sees all of it; None for its first, else the free one.
         kind: ``rgb``, ``gray``, ``depth``, ``segmentation`` or ``normals``.
         renderer: ``native``, ``gl`` (MuJoCo's own picture) or ``warp``.
         output: a new file: ``.png`` for people, ``.npy`` for the values; None writes none.
         width: pixels from left to right.
         height: pixels from top to bottom.
-        num_steps: steps of zero actions to take before.
+        num_steps: steps of zero actions to take before; of a model file, physics steps.
         seed: of the episode; None for the recipe's, else 0.
         overrides: task settings by path.
 
@@ -71,7 +81,6 @@ def picture(
         ``values`` as the camera measured them, ``image`` in colors, and ``path`` of the file, None without ``output``.
     """
     from headrace.envs.image_spec import ImageSpec
-    from headrace.envs.viewer import png
     from headrace.sim.camera.camera import CameraSpec
 
     path = None if output is None else Path(output)
@@ -83,6 +92,11 @@ def picture(
     # refuses a kind, a renderer or a size that is not there before anything is made
     wanted = CameraSpec(name=camera or "", width=width, height=height, data_types=(kind,))
     ImageSpec(camera=wanted, kind=kind, renderer=renderer)
+    if isinstance(task, str) and task.endswith(MODEL_SUFFIXES):
+        if seed is not None or overrides:
+            raise ConfigError(f"seed, overrides: expected none with {task!r}, a model file, got {seed}, {overrides}")
+        values, image = _model_picture(task, wanted, kind, renderer, num_steps)
+        return _write(path, values, image)
     recipe = EnvRecipe.of(task, 1, seed=seed, overrides=overrides)
     if recipe.bridged:
         if camera is not None or kind != "rgb" or renderer != "native":
@@ -90,9 +104,15 @@ def picture(
                 f"camera, kind, renderer: expected none with {recipe.source!r}, which draws itself, got {camera!r}, "
                 f"{kind!r}, {renderer!r}"
             )
-        values = image = _bridged_picture(recipe, num_steps)
+        values = image = _draw_bridged(recipe, num_steps)
     else:
         values, image = _task_picture(recipe, wanted, kind, renderer, num_steps)
+    return _write(path, values, image)
+
+
+def _write(path: Path | None, values: NDArray[Any], image: NDArray[np.uint8]) -> PictureResult:
+    from headrace.envs.viewer import png
+
     if path is not None and path.suffix == ".png":
         write_whole(path, png(image))
     elif path is not None:
@@ -105,24 +125,39 @@ def _task_picture(
 ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     """Return what a camera of the model measures, and the same for people."""
     from headrace.envs.image_spec import show_groups
-    from headrace.envs.viewer import Viewer
 
     with closing(cast("BatchEnv", recipe.make(num_envs=1))) as env:
-        model = env.sim.model
-        names = [str(model.camera(number).name) for number in range(model.ncam)]
-        if wanted.name and wanted.name not in names:
-            raise UnknownNameError("camera", wanted.name, names)
-        if not names:
-            raise ConfigError(
-                f"camera (--camera): the model of {recipe.source!r} has no camera; add <camera> to its MJCF"
-            )
-        spec = show_groups(env.task.images, replace(wanted, name=wanted.name or names[0]))
-        with closing(Viewer(env.sim, spec=spec, renderer=renderer)) as viewer:
-            _rest(env, num_steps)
-            values = getattr(viewer.frames(), kind)[0]
-        raw: Any = model
-        far = float(raw.vis.map.zfar * raw.stat.extent)
-    return values, _for_people(values, kind, far)
+        _rest(env, num_steps)
+        return _draw(env.sim, show_groups(env.task.images, wanted), kind, renderer)
+
+
+def _model_picture(
+    file: str, wanted: CameraSpec, kind: DataType, renderer: str, num_steps: int
+) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """Return the same of a model that no task is about."""
+    import torch
+
+    from headrace.sim import MujocoSim, load_model
+
+    model = load_model(file)
+    with closing(MujocoSim(model, 1)) as sim:
+        if model.nkey:
+            sim.field("qpos")[0] = torch.from_numpy(model.key_qpos[0].copy())
+        sim.forward(None)
+        if num_steps:
+            sim.step(None, num_steps)
+        return _draw(sim, wanted, kind, renderer)
+
+
+def _draw(sim: Simulation, wanted: CameraSpec, kind: str, renderer: str) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """Return the values of one picture, and the same for people."""
+    from headrace.envs.viewer import Viewer
+    from headrace.sim.camera.camera import camera_names
+
+    spec = replace(wanted, name=wanted.name or camera_names(sim.model)[0])
+    with closing(Viewer(sim, spec=spec, renderer=renderer)) as viewer:
+        values = getattr(viewer.frames(), kind)[0]
+    return values, _for_people(values, kind, float(sim.model.vis.map.zfar * sim.model.stat.extent))
 
 
 def _rest(env: AnyEnv, num_steps: int) -> None:
@@ -135,9 +170,9 @@ def _rest(env: AnyEnv, num_steps: int) -> None:
         env.step(rest())
 
 
-def _bridged_picture(recipe: EnvRecipe, num_steps: int) -> NDArray[np.uint8]:
+def _draw_bridged(recipe: EnvRecipe, num_steps: int) -> NDArray[np.uint8]:
     """Return what the environment draws of itself."""
-    with closing(cast("BridgeEnv", drawn_recipe(recipe).make(num_envs=1))) as env:
+    with closing(cast("BridgeEnv", enable_drawing(recipe).make(num_envs=1))) as env:
         check_draws(env)
         _rest(env, num_steps)
         drawn = env.render_each()

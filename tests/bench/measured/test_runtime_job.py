@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.bench.measured.run_cfg import rendering_backend
+from headrace.bench.benchmark import rendering_backend
 from headrace.errors import ConfigError, LifecycleError
 from headrace.files import Lock
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import headrace
 from headrace.bench import SuccessRule, read_bundle
 from headrace.bench.schema import TrainingBundle
-from headrace.errors import ConfigError, DeviceError
+from headrace.errors import ConfigError, DeviceError, LifecycleError
 from headrace.learning import PPOCfg
 from libraries.group_envs import Reach
 
@@ -47,6 +48,31 @@ def test_a_line_of_python_leaves_the_files_of_the_command_and_returns_them() -> 
     assert result.last.is_file()
     assert result.best.is_file()
     assert stored.checkpoint_path == str(result.last)
+
+
+def test_a_forked_child_neither_saves_nor_ends_its_parents_training() -> None:
+    reading, writing = os.pipe()
+    parent, children = os.getpid(), list[int]()
+
+    def fork(_: object) -> None:
+        if not children and os.getpid() == parent:
+            children.append(os.fork())
+
+    settings = {"num_envs": 2, "threads": 1, "iterations": 2, "ppo": QUICK, "on_iteration": fork}
+    try:
+        result = headrace.train("cartpole", **settings)  # type: ignore[arg-type]  # settings by name
+    except LifecycleError as error:
+        os.write(writing, str(error).encode())
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    os.waitpid(children[0], 0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert f"belongs to process {parent}" in pipe.read()
+    assert result.bundle.run.status == "completed"
+    assert read_bundle(result.paths[0]) == result.bundle
+    assert result.last.is_file()
 
 
 def test_it_trains_as_the_command_does() -> None:

@@ -7,18 +7,18 @@ import math
 from pathlib import Path
 
 from headrace.bench._bundle_files import parse_bundle
-from headrace.bench.schema import Bundle
+from headrace.bench.schema import SCHEMA_VERSION, Bundle
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def varied(kind: str, number: int, **run: object) -> Bundle:
     """A golden bundle as another run; ``run`` changes its identity."""
-    data = json.loads((_GOLDEN / f"{kind}-2.0.json").read_text())
+    data = json.loads((_GOLDEN / f"{kind}-{SCHEMA_VERSION}.json").read_text())
     data["run"] |= {"run_id": f"{kind}-{number}", **run}
     if kind == "runtime":
         envs = data["run"]["num_envs"]
-        data["runtime"]["throughput_fps"] = 9000 * envs / (envs + 60) * (1 + 0.02 * (number % 3))
+        data["runtime"]["total_fps"] = 9000 * envs / (envs + 60) * (1 + 0.02 * (number % 3))
     if kind == "training":
         frames = [2048 * (i + 1) for i in range(60)]
         rise = 8 + number % 5

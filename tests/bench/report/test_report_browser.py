@@ -1,12 +1,13 @@
-"""The page in a real browser: it draws, it filters, it fits a phone, and it says nothing to the console."""
+"""The page in a real browser: it draws, the answer comes first, it fits a phone, and it says nothing to the console."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from report_bundles import a_set
+from report_bundles import a_set, varied
 
+from headrace.bench.comparison import CompareCfg, compare
 from headrace.bench.reporting.page import report_page
 
 pytestmark = pytest.mark.system
@@ -15,7 +16,9 @@ pytestmark = pytest.mark.system
 @pytest.fixture
 def shown(browser, tmp_path: Path):
     path = tmp_path / "report.html"
-    path.write_text(report_page(a_set()))
+    sides = [[varied("runtime", 100 * side + i, label=f"side {side}") for i in range(20)] for side in range(2)]
+    compared = compare(*sides, CompareCfg(accept_drift=True))
+    path.write_text(report_page([*sides[0], *sides[1], *a_set()], [compared]))
 
     def show(**context):
         page = browser.new_context(**context).new_page()
@@ -31,39 +34,25 @@ def shown(browser, tmp_path: Path):
 
 def test_plots_are_drawn_without_a_word_on_the_console(shown) -> None:
     page = shown(viewport={"width": 1100, "height": 900})
-    for name in ("throughput", "learning"):
-        box = page.locator(f"#{name} svg").first.bounding_box()
-        assert box["width"] > 400
-        assert box["height"] > 150
-    assert page.locator("#startup svg rect").count() >= 2
-    assert page.locator("#split .track i").first.bounding_box()["width"] > 10
+    box = page.locator("#learning svg").first.bounding_box()
+    assert box["width"] > 400
+    assert box["height"] > 150
+    assert page.locator("#sides svg circle").count() >= 10
     assert page.said == []
 
 
-def test_filters_choose_rows_and_lines_and_can_be_taken_back(shown) -> None:
-    page = shown()
-    everyone = page.locator("#runs-table tbody tr:visible").count()
-    page.get_by_label("library").select_option("skrl")
-    rows = page.locator("#runs-table tbody tr:visible")
-    assert 0 < rows.count() < everyone
-    assert set(rows.evaluate_all("rows => rows.map(row => row.dataset.library)")) == {"skrl"}
-    assert page.locator("#learning g[data-runs]:visible").count() == 1
-    assert page.locator("#count").inner_text() == f"{rows.count()} of {everyone} runs"
-    page.get_by_role("button", name="show all").click()
-    page.wait_for_function(f"document.querySelectorAll('#runs-table tbody tr:not([hidden])').length === {everyone}")
-    page.get_by_label("search").fill("crashed")
-    assert page.locator("#runs-table tbody tr:visible").count() == 1
-
-
-def test_the_keyboard_reaches_filters_and_scroll_boxes(shown) -> None:
-    page = shown()
-    reached = []
-    for _ in range(30):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.dataset.filter || document.activeElement.className"))
-    assert {"kind", "task", "library", "status", "text"} <= set(reached)
-    assert "scroll" in reached
-    assert "plot" in reached
+def test_the_answer_is_seen_without_scrolling(shown) -> None:
+    """Of a comparison of 2 × 20 runs, on a desktop's and on a phone's screen."""
+    for width, height in ((1300, 900), (400, 800)):
+        page = shown(viewport={"width": width, "height": height})
+        box = page.locator("#verdicts .answer").bounding_box()
+        assert box["y"] + box["height"] < height
+        row = page.locator("#verdicts tbody tr").first
+        assert row.bounding_box()["y"] < height
+        assert page.locator("#sides tbody tr").count() < 20
+        page.locator("#runs summary").click()
+        assert page.locator("#runs tbody tr:visible").count() == 40 + len(a_set())
+        assert page.said == []
 
 
 def test_a_phone_needs_no_sideways_scrolling(shown) -> None:
@@ -75,12 +64,6 @@ def test_dark_mode_is_dark(shown) -> None:
     color = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     assert max(shown(color_scheme="dark").evaluate(color)) < 60
     assert min(shown(color_scheme="light").evaluate(color)) > 200
-
-
-def test_the_table_of_runs_is_not_clipped(shown) -> None:
-    page = shown(viewport={"width": 1100, "height": 900})
-    fits = "(() => { const it = document.querySelector('#runs .scroll'); return it.scrollWidth <= it.clientWidth; })()"
-    assert page.evaluate(fits)
 
 
 def test_a_dark_page_is_printed_light(shown) -> None:

@@ -12,9 +12,10 @@ from report_bundles import a_set, varied
 
 import headrace
 from headrace.bench.comparison import CompareCfg, compare
-from headrace.bench.reporting._plots import Series, icicle, line_plot, log_ticks, nice_ticks, short, spans_decades
-from headrace.bench.reporting.page import Film, Saving, Story, report_page
-from headrace.bench.schema import PerEpisode, ProfileNode, bundle_text
+from headrace.bench.reporting._plots import Series, line_plot, nice_ticks, short, strips
+from headrace.bench.reporting.history import change_points, histories
+from headrace.bench.reporting.page import Film, Story, report_page
+from headrace.bench.schema import Bundle, PerEpisode, bundle_text
 from headrace.cli import main
 from headrace.errors import DataError
 
@@ -51,34 +52,89 @@ def outline(page: str) -> Outline:
     return parser
 
 
-def test_a_page_of_all_kinds_has_every_section_and_a_row_per_run() -> None:
+def test_a_page_of_all_kinds_has_every_section_the_answer_first() -> None:
     bundles = a_set()
     compared = compare([varied("runtime", i) for i in range(2)], [varied("runtime", i) for i in range(2, 4)])
-    found = outline(report_page(bundles, [compared]))
-    sections = ("evaluations", "runs", "throughput", "learning", "split", "memory", "startup", "verdicts")
+    page = report_page(bundles, [compared])
+    found = outline(page)
+    sections = ("verdicts", "evaluations", "sides", "learning", "runs")
     assert [name for name in found.ids if name in sections] == list(sections)
     assert len(found.ids) == len(set(found.ids))
-    page = report_page(bundles)
-    assert len(re.findall(r'<tr data-run="', page)) == len(bundles)
-    assert found.counts["polyline"] >= 6
+    assert page.count("<tr") - page.count('<tr><th scope="col"') >= len(bundles)
+    assert found.counts["polyline"] >= 2
     assert found.counts["polygon"] == 2  # a band of three seeds for each of two libraries
+
+
+def test_a_side_is_one_row_with_a_dot_per_completed_run() -> None:
+    sides = [("before", range(20)), ("after", range(20, 40))]
+    runs = [varied("runtime", i, label=label, seed=i) for label, numbers in sides for i in numbers]
+    runs.append(varied("runtime", 99, label="after", status="crashed", status_reason="RuntimeError: boom"))
+    page = report_page(runs)
+    table = page[page.index('<section id="sides"') : page.index('<section id="runs"')]
+    rows = re.findall(r"<tr>.*?</tr>", table.partition("<tbody>")[2])
+    assert [re.search(r'<th scope="row">(\w+)', row)[1] for row in rows] == ["before", "after"]
+    assert [row.count("<circle") for row in rows] == [20, 20]
+    assert "21, 1 not completed" in rows[1]
+    assert len(re.findall(r'class="status (completed|crashed)"', page)) == 41
+    assert 'class="status crashed" title="RuntimeError: boom"' in page
 
 
 def test_a_section_that_the_runs_have_nothing_for_is_left_out() -> None:
     page = report_page([varied("startup", 0)])
     sections = re.findall(r'<section id="(\w+)"', page)
-    assert sections == ["runs", "startup"]
+    assert sections == ["sides", "runs"]
     assert re.findall(r'<a href="#(\w+)">', page) == sections
+    assert ">–</td>" in page  # no throughput
 
 
-def test_a_story_comes_first_with_its_film_and_what_was_saved(tmp_path: Path) -> None:
+def test_strips_put_the_values_of_all_sides_on_one_scale() -> None:
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', strips([[0.0, 5.0], [10.0]], "l"))]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1])
+    assert strips([list(range(10_000))], "l").count("<circle") == 200
+
+
+def _measured(commit: str, at: int, fps: float, **run: object) -> Bundle:
+    bundle = varied("runtime", at, start_time_utc=f"2026-01-01T00:{at:02d}:00Z", **run)
+    versions = bundle.versions.model_copy(update={"git_commit": commit})
+    return bundle.model_copy(
+        update={"versions": versions, "runtime": bundle.runtime.model_copy(update={"total_fps": fps})}
+    )
+
+
+def test_a_history_has_the_commit_at_which_a_metric_changed() -> None:
+    noise = np.random.default_rng(0).normal(1, 0.01, 20)
+    runs = [_measured(f"{i // 2:040x}", i, (1000 if i < 12 else 800) * noise[i]) for i in range(20)]
+    (found,) = histories(runs[::-1], ["runtime.total_fps"], alpha=0.01, min_effect=0.05)
+    assert [commit[-1] for commit in found.commits] == list("0123456789")
+    ((at, change),) = found.changes
+    assert (at, change) == (6, pytest.approx(-0.2, abs=0.03))
+    page = report_page(runs, history=[found])
+    outline(page)
+    assert page.count('class="mark"') == 1
+    assert f"-{abs(change):.1%} at {found.commits[6][:9]}" in page
+    other = [_measured("f" * 40, 30, 5.0, task="ant")]
+    assert not histories(other, ["*"], alpha=0.01, min_effect=0.05), "one commit has no history"
+
+
+def test_noise_has_change_points_about_as_rarely_as_alpha_says() -> None:
+    random = np.random.default_rng(1)
+    noise = random.normal(1, 0.1, (100, 10, 2)).tolist()
+    found = sum(bool(change_points(groups, alpha=0.05, min_effect=1e-9)) for groups in noise)
+    assert found <= 12  # 5 are expected; more than 12 come with a chance of 0.1 %
+    first, second = change_points([[1.0] * 5, [1.1] * 5, [2.0] * 5])
+    assert (first, second) == ((1, pytest.approx(0.1)), (2, pytest.approx(0.9, abs=0.1)))
+    assert change_points([[1.0] * 9, [1.01] * 9]) == [], "smaller than what matters"
+    assert change_points([[1.0, 1.1], [2.0, 2.1]]) == [], "too few for any verdict"
+
+
+def test_a_story_comes_first_with_its_film(tmp_path: Path) -> None:
     film = tmp_path / "film.mp4"
     film.write_bytes(b"\x00film")
-    story = Story(sentences=["<once>"], savings=[Saving("rows", "all", 200, 50)], films=[Film(film, "a & b")])
+    story = Story(sentences=["<once>"], films=[Film(film, "a & b")])
     page = report_page([varied("runtime", 0)], story=story)
     outline(page)
-    assert page.index('<section id="story"') < page.index('<section id="runs"')
-    for part in ("<p>&lt;once&gt;</p>", "<td>75%</td>", "data:video/mp4;base64,AGZpbG0=", "a &amp; b"):
+    assert page.index('<section id="story"') < page.index('<section id="sides"')
+    for part in ("<p>&lt;once&gt;</p>", "data:video/mp4;base64,AGZpbG0=", "a &amp; b"):
         assert part in page
 
 
@@ -86,7 +142,7 @@ def test_an_unfinished_evaluation_has_no_rates() -> None:
     play = varied("play", 0)
     plan = play.plan.model_copy(update={"kind": "episodes", "episodes_planned": 10_000})
     page = report_page([play.model_copy(update={"plan": plan})])
-    row = page[page.index('<section id="evaluations"') : page.index('<section id="runs"')]
+    row = page[page.index('<section id="evaluations"') : page.index('<section id="sides"')]
     assert "of 10,000" in row
     assert "%" not in row.partition("<tbody>")[2]
 
@@ -107,21 +163,6 @@ def test_names_are_escaped() -> None:
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
     outline(page)
-
-
-def test_missing_values_are_dashes_never_zeros() -> None:
-    page = report_page([varied("startup", 0)])
-    row = page[page.index('<tr data-run="startup-0"') : page.index("</tr>", page.index('<tr data-run="startup-0"'))]
-    assert row.count("<td>–</td>") == 6  # side, library, frames/s, reward, success, memory
-    assert "<td>0" not in row.replace("<td>012", "")
-
-
-def test_a_crashed_run_is_listed_and_not_part_of_a_line() -> None:
-    crashed = varied("runtime", 7, status="crashed", status_reason="RuntimeError: boom")
-    page = report_page([varied("runtime", 1), crashed])
-    assert 'class="status crashed" title="RuntimeError: boom"' in page
-    assert "1 did not complete" in page
-    assert re.findall(r'<g data-runs="([^"]*)"', page) == ["runtime-1"]
 
 
 def test_verdicts_are_shown_with_their_reasons() -> None:
@@ -154,7 +195,7 @@ def test_a_reward_near_zero_changes_by_a_difference_not_by_thousands_of_percent(
 
 
 def test_coordinates_stand_for_the_data() -> None:
-    plot = line_plot([Series(name="a", line=[(0, 0), (10, 5), (20, 10)], runs=["r"])], x="x", y="y", label="l")
+    plot = line_plot([Series(name="a", line=[(0, 0), (10, 5), (20, 10)])], x="x", y="y", label="l")
     points = [tuple(map(float, p.split(","))) for p in re.search(r'polyline points="([^"]*)"', plot)[1].split()]
     assert points[1] == pytest.approx(((points[0][0] + points[2][0]) / 2, (points[0][1] + points[2][1]) / 2))
     assert points[0][1] > points[2][1]  # up is more
@@ -165,40 +206,6 @@ def test_ticks_are_round_and_inside() -> None:
     assert nice_ticks(0, 0.73) == pytest.approx([0, 0.2, 0.4, 0.6])
     assert nice_ticks(3, 3) == [3]
     assert [short(v) for v in (0, 250, 1024, 15e3, 2e6, 0.05)] == ["0", "250", "1,024", "15k", "2M", "0.05"]
-
-
-def test_a_log_axis_has_equal_steps_for_equal_factors_and_says_that_it_is_one() -> None:
-    series = [Series(name="a", line=[(1, 100), (2, 1000), (4, 10000)], runs=["r"])]
-    plot = line_plot(series, x="x", y="rate", label="l", log_x=True, log_y=True)
-    points = [tuple(map(float, p.split(","))) for p in re.search(r'polyline points="([^"]*)"', plot)[1].split()]
-    assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1])
-    assert "rate, log scale" in plot
-    assert ">1,000</text>" in plot
-
-
-def test_ticks_of_a_log_axis_are_1_2_5_and_hold_the_data() -> None:
-    assert log_ticks(300, 7_951) == [200, 500, 1_000, 2_000, 5_000, 10_000]
-    assert log_ticks(1_000, 1_000) == [1_000]
-    assert log_ticks(0.03, 0.4) == pytest.approx([0.02, 0.05, 0.1, 0.2, 0.5])
-    assert log_ticks(9, 11) == [5, 10, 20]
-
-
-@pytest.mark.parametrize(("rates", "log"), [((900, 8_000), False), ((300, 8_000), True)])
-def test_throughput_is_on_a_log_axis_only_where_it_spans_decades(rates: tuple[float, float], log: bool) -> None:
-    assert spans_decades(rates) == log
-    bundles = [
-        run.model_copy(update={"runtime": run.runtime.model_copy(update={"total_fps": rate})})
-        for rate, run in zip(rates, (varied("runtime", 0), varied("runtime", 1, num_envs=64)), strict=True)
-    ]
-    assert ("frames per second, log scale" in report_page(bundles)) == log
-    assert not spans_decades([0.0, 5.0])  # 0 has no place on a log axis
-
-
-def test_an_icicle_has_seconds_below_it() -> None:
-    tree = ProfileNode(name="all", own_time_s=0.2, cum_time_s=1.1, children=[])
-    axis = re.findall(r'<text class="tick[^"]*" x="([\d.]+)" y="[\d.]+">([\d.]+) s</text>', icicle(tree, label="l"))
-    assert [float(seconds) for _, seconds in axis] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert [float(x) / 640 * 1.1 for x, _ in axis] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0], abs=1e-3)  # x: 0.1
 
 
 def test_no_bundles_are_refused() -> None:
@@ -240,11 +247,10 @@ def test_bad_requests_are_refused(
 
 
 def test_more_series_than_colors_differ_in_dashes_and_dots() -> None:
-    series = [Series(name=str(i), line=[(0, i), (1, i)], dots=[(0, i, "d")], runs=[str(i)]) for i in range(20)]
+    series = [Series(name=str(i), line=[(0, i), (1, i)], dots=[(0, i, "d")]) for i in range(20)]
     plot = line_plot(series, x="x", y="y", label="l")
     styles = re.findall(r'<polyline points="[^"]*" fill="none" (stroke="[^/]*)/>', plot)
     assert len(set(styles)) == 20
-    assert {"<circle", "<rect"} <= set(re.findall(r"<(?:circle|rect)", plot))
 
 
 def test_two_paths_are_compared_and_a_broken_file_is_only_a_note(

@@ -1,4 +1,4 @@
-"""Rewards of the walking tasks: the fused form against plain torch and plain numpy."""
+"""Rewards of the walking tasks against plain numpy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.envs.tasks.walking import (
-    AntCfg,
-    between,
-    mass_center_x,
-    mass_center_x_reference,
-    outside,
-    walk_reward,
-    walk_reward_reference,
-)
+from headrace.envs.tasks.walking import AntCfg, between, mass_center_x, outside, walk_reward
 
 
 @settings(deadline=None, max_examples=60)
 @given(rows=st.integers(0, 9), width=st.integers(1, 21), seed=st.integers(0, 10_000))
-def test_the_reward_is_that_of_plain_numpy_to_the_last_bit_and_of_torch_but_for_the_order_of_sums(
-    rows: int, width: int, seed: int
-) -> None:
+def test_the_reward_is_that_of_plain_numpy_to_the_last_bit(rows: int, width: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     before, after, actions = draw.normal(size=rows), draw.normal(size=rows), draw.normal(size=(rows, width))
     fallen = draw.random(rows) < 0.5
@@ -34,8 +24,6 @@ def test_the_reward_is_that_of_plain_numpy_to_the_last_bit_and_of_torch_but_for_
         effort = cfg.ctrl_cost_weight * np.sum(np.square(actions[row]))
         healthy = 0.0 if fallen[row] else cfg.healthy_reward
         assert got[row] == ((after[row] - before[row]) / 0.05 * cfg.forward_reward_weight + healthy) - effort
-    # up to 21 squares of normal numbers, summed in another order
-    torch.testing.assert_close(got, walk_reward_reference(cfg, 0.05, *given), rtol=1e-13, atol=1e-13)
 
 
 @settings(deadline=None, max_examples=30)
@@ -46,8 +34,6 @@ def test_the_center_of_mass_is_that_of_plain_numpy_to_the_last_bit(rows: int, bo
     got = mass_center_x(torch.from_numpy(positions), torch.from_numpy(mass), float(mass.sum()))
     for row in range(rows):
         assert got[row] == (np.sum(mass[:, None] * positions[row], axis=0) / mass.sum())[0]
-    reference = mass_center_x_reference(torch.from_numpy(positions), torch.from_numpy(mass), float(mass.sum()))
-    torch.testing.assert_close(got, reference, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("height", [0.2, 1.0, 0.6, np.nextafter(0.2, 0), np.nextafter(1.0, 2), np.nan, np.inf])

@@ -23,6 +23,8 @@ from headrace.errors import ConfigError, HeadraceError, PolicyError, StorageErro
 from headrace.evaluation import EpisodeResult, Evaluation
 from headrace.evaluation._journal import read_journal
 
+pytestmark = pytest.mark.ray
+
 EPISODES = 24
 PROGRAM = Path(__file__).with_name("driver_program.py")
 

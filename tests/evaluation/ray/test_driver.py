@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import EvaluationError
+from headrace.errors import ConfigError, EvaluationError
 from headrace.evaluation import EpisodeResult, Evaluation
 from headrace.evaluation._journal import Header, read_journal
 from headrace.evaluation._result import Counters
-from headrace.evaluation.cfg import JournalCfg
-from headrace.evaluation.cursors import EpisodePlan
+from headrace.evaluation.cfg import JournalCfg, WorkersCfg
 from headrace.evaluation.player import play_plan
+from headrace.evaluation.scheduling import EpisodePlan
 
 pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError
 
-from headrace.evaluation.ray import _driver
-from headrace.evaluation.ray._driver import MOST_KILLS, Driver
-from headrace.evaluation.ray._worker import Opened
+from headrace.evaluation import workers as workers_module
+from headrace.evaluation.workers import MOST_KILLS, Driver
 
 IDENTITY = {"source": "pretended", "policy": "x", "strict_size": 16, "fidelity": "native"}
 
@@ -38,10 +37,10 @@ class Call:
     """What a remote call returns: its replies one by one; an exception among them is raised by ``get``."""
 
     def __init__(self, replies: Sequence[object], worker: Pretended) -> None:
-        self._replies, self._worker = iter(replies), worker
+        self._replies, self.worker = iter(replies), worker
 
     def __next__(self) -> object:
-        if self._worker.dead:
+        if self.worker.dead:
             return ActorDiedError()
         return next(self._replies)
 
@@ -50,11 +49,9 @@ class Pretended:
     """A worker: plays rows in any order, and dies where ``dies(ids)`` says, after so many rows; None for never."""
 
     def __init__(self, number: int, draw: random.Random, dies: Callable[[list[int]], int | None], cpu: str) -> None:
-        self.dead, self.played = False, 0
+        self.dead, self.played, self.stuck = False, 0, False
         header = Header(identity=IDENTITY, circumstances={"processor": cpu, "numpy": "2"})
-        self.open = types.SimpleNamespace(
-            remote=lambda: Call([Opened(header=header, host=f"node-{number}", pid=number)], self)
-        )
+        self.open = types.SimpleNamespace(remote=lambda: Call([(header, f"node-{number}")], self))
         self.play = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=self._play))
         self._draw, self._dies = draw, dies
 
@@ -78,7 +75,8 @@ class PretendedRay:
         self._draw = draw
 
     def wait(self, calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
-        ready = self._draw.sample(calls, min(num_returns, self._draw.randint(0, len(calls))))
+        able = [call for call in calls if not call.worker.stuck]
+        ready = self._draw.sample(able, min(num_returns, self._draw.randint(0, len(able))))
         return ready, [call for call in calls if call not in ready]
 
     def get(self, reply: object) -> object:
@@ -99,14 +97,16 @@ def _driver_of(
     workers: int = 3,
     block: int | None = None,
     cpus: Iterator[str] | None = None,
+    stall_s: float | None = None,
 ) -> Driver:
     draw = random.Random(seed)
-    monkeypatch.setattr(_driver, "ray", PretendedRay(draw))
+    monkeypatch.setattr(workers_module, "ray", PretendedRay(draw))
     return Driver(
         lambda number: Pretended(number, draw, lambda ids: dies(draw, ids), "a" if cpus is None else next(cpus)),
         workers=workers,
         num_envs=2,
         block=block,
+        stall_s=stall_s,
     )
 
 
@@ -130,6 +130,31 @@ def test_every_id_is_in_the_table_once_whoever_dies_when(seed: int, monkeypatch:
     assert sorted(seen) == found.episodes == [_row(episode) for episode in sorted(finished)]
     assert (found.status == "failed") == bool(found.given_up)
     assert (found.mean_reward is None) == bool(found.given_up)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_worker_that_finishes_nothing_in_time_is_ended_and_its_episodes_are_played_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = _driver_of(monkeypatch, seed, lambda *_: None, workers=2, block=3, stall_s=0.05)
+    driver.header()
+    first = driver._members[0].actor
+    play = first._play
+
+    def stick(ids: list[int]) -> Call:
+        first.stuck = True
+        return play(ids)
+
+    first.play = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=stick))
+    found = driver.play(range(20), None, progress=False)
+    assert found.status == "completed"
+    assert [row.episode_id for row in found.episodes] == list(range(20))
+    assert first.dead == first.stuck
+
+
+def test_a_limit_of_no_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stall_s: expected more than 0 seconds"):
+        WorkersCfg(count=1, stall_s=0.0)
 
 
 @pytest.mark.parametrize("block", [1, 2, 5])
@@ -204,30 +229,3 @@ def test_a_journal_that_goes_on_elsewhere_says_so(tmp_path: Path) -> None:
     evaluate_on("b", 6)
     assert Evaluation.load(path).circumstances == {"processor": ["a", "b"]}
     assert len(Evaluation.load(path).episodes) == 6
-
-
-def test_the_progress_bar_has_the_rate_of_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-
-    class Bar:
-        def __init__(self, total: int, *, shown: bool) -> None: ...
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def show(self, rows: Sequence[object], steps: int, note: Callable[[], str]) -> None:
-            assert steps == sum(_row(index).length for index in (row.episode_id for row in rows))
-            notes.append(note())
-
-    monkeypatch.setattr(_driver, "EpisodeProgress", Bar)
-    for workers, pattern in ((2, "workers "), (12, "12 workers, ")):
-        driver = _driver_of(monkeypatch, 3, lambda draw, ids: None, workers=workers, block=1)
-        driver.header()
-        driver.play(range(60), None, progress=True)
-        assert notes[-1].startswith(pattern)
-        assert any(
-            rate.strip().replace(",", "").isdigit() and int(rate.replace(",", "")) > 0
-            for rate in notes[-1].removeprefix(pattern).replace("each", "").replace("to", ", ").split(", ")
-        )

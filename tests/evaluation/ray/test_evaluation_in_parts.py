@@ -7,14 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from worker_policies import Shove
 
 from flat import evaluate
-from headrace.evaluation import Evaluation
+from headrace.evaluation import Evaluation, merge
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "evaluate_in_parts.sh"
 
 
+@pytest.mark.guides
 def test_the_script_plays_parts_and_merges_them_and_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     (tmp_path / "headrace").write_text(f'#!/bin/sh\nexec {sys.executable} -m headrace "$@"\n')
     (tmp_path / "headrace").chmod(0o755)
@@ -33,4 +35,4 @@ def test_the_script_plays_parts_and_merges_them_and_goes_on_where_it_was_cut_off
     overrides = {"episode_length": 30}
     alone = evaluate("cartpole", Shove(), episodes=7, threads=1, overrides=overrides, progress=False)
     parts = [Evaluation.load(file) for file in sorted((tmp_path / "parts").glob("*"))]
-    assert Evaluation.merge(parts).episodes == alone.episodes
+    assert merge(*parts).episodes == alone.episodes

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from served_policies import STRICT, Denoiser
 
+from flat import ask
 from headrace.policies import PolicyServer, ServeCfg, as_chunk_policy
-from headrace.policies.batching import ask
 from headrace.policies.protocol import ChunkContext
 
 ROOT = Path(__file__).parents[3]

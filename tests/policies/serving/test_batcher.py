@@ -112,15 +112,6 @@ def test_a_request_larger_than_a_batch_is_cut() -> None:
     batcher.close()
 
 
-def test_rows_are_padded_to_buckets() -> None:
-    policy = Gate()
-    batcher = Batcher(policy, Batching(mode="fast", buckets=(4, 8)), max_rows=16, max_wait=0.0)
-    served = batcher.submit(0, make_request(5)).result(timeout=30.0)
-    assert policy.batches == [[0, 1, 2, 3, 4, -1, -1, -1]]
-    assert (served.answer.calls, served.answer.padding, len(served.answer.actions)) == (1, 3, 5)
-    batcher.close()
-
-
 def test_a_row_stands_at_its_place_whoever_shares_the_strict_batch() -> None:
     policy = Gate(closed=True)
     batcher = Batcher(policy, Batching(mode="strict", size=4, places="modulo"), max_rows=16, max_wait=0.0)

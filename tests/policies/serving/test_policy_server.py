@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,15 +22,17 @@ from remote_rows import ACTION_DIM, HORIZON, make_request
 from served_policies import STRICT, Denoiser
 from test_batcher import Gate, Remembering
 from test_serving_wire import FRAMES
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 import headrace
 from flat import evaluate, remote_engine
 from headrace.errors import ConfigError, PolicyError, StorageError
 from headrace.evaluation import EpisodeResult
-from headrace.policies import Batching, PolicyServer, RemoteEngine, ServeCfg
+from headrace.policies import Batching, ObservationMap, PolicyServer, RemoteEngine, ServeCfg
 from headrace.policies.engines import Request
 from headrace.policies.protocol import ChunkContext
+from headrace.policies.serving import _server
 from headrace.policies.serving._wire import pack, unpack_map
 from headrace.types import Obs
 
@@ -58,8 +63,6 @@ def test_tables_are_equal_to_the_bit_inline_in_a_thread_a_process_and_from_one_o
         with RemoteEngine(server.address) as engine:
             assert engine.strict_size == 8
             assert play(task, 4, episodes, policy=engine.policy, engine=engine) == inline
-        with remote_engine(server.address, images="png", connections=2) as engine:
-            assert play(task, 7, episodes, policy=engine.policy, engine=engine) == inline
         halves: dict[int, list[EpisodeResult]] = {}
 
         def half(first: int) -> None:
@@ -107,8 +110,6 @@ def test_a_result_says_whether_its_server_was_strict(cfg: ServeCfg, size: int | 
 def test_a_fast_server_says_that_it_is_not_strict() -> None:
     with PolicyServer(Gate(), FAST) as server, RemoteEngine(server.address) as engine:
         assert engine.strict_size is None
-    with PolicyServer(Gate(), SERVE) as server, remote_engine(server.address, images="jpeg") as engine:
-        assert engine.strict_size is None, "lossy pictures are not those of an inline run"
 
 
 def test_a_failing_policy_shows_its_traceback_and_finished_episodes_are_kept() -> None:
@@ -151,6 +152,18 @@ def test_a_server_killed_in_mid_evaluation_and_started_again_leaves_no_trace_in_
     restarting.join()
     assert again[0].stats.rows > 0
     again[0].close()
+
+
+def test_the_journal_of_a_server_with_strict_batches_is_resumed(tmp_path: Path) -> None:
+    keep, told = headrace.evaluation.JournalCfg(path=tmp_path / "j", resume=True), {"policy_id": "d", "execute": 8}
+    recipe = headrace.EnvRecipe("cartpole", num_envs=2, seed=11, overrides={"episode_length": 60})
+    inline = play("cartpole", 3, range(4), batching=STRICT)
+    with PolicyServer(Denoiser(4, 1), SERVE) as server:
+        for episodes in (2, 4):
+            cfg = headrace.evaluation.PlayCfg(**told)  # type: ignore[arg-type]
+            where = headrace.policies.RemoteCfg(server.address)
+            found = headrace.evaluate(recipe, where, episodes=episodes, play=cfg, journal=keep, progress=False)
+    assert found.episodes == inline
 
 
 def test_a_server_that_stands_still_is_an_error_after_the_time_out_and_is_used_again_when_it_goes_on() -> None:
@@ -249,10 +262,25 @@ def test_a_policy_with_memory_is_told_over_the_wire_when_episodes_begin_and_end(
             return torch.zeros(len(context), 8, 1)
 
     policy = Leaning()
-    with PolicyServer(policy, FAST) as server, remote_engine(server.address, connections=3) as engine:
-        assert engine.capacity == 1, "the chunks of an episode come in their order"
+    with PolicyServer(policy, FAST) as server, remote_engine(server.address) as engine:
         play("cartpole", 2, range(5), policy=engine.policy, engine=engine)
     assert sorted(policy.begun) == sorted(policy.ended) == [(11, episode) for episode in range(5)]
+
+
+def test_an_observation_map_fills_the_groups_of_our_own_server_as_it_fills_a_local_policy() -> None:
+    class Pole(Gate):
+        """Pushes to the side that its state says."""
+
+        horizon, action_dim = 8, 1
+
+        def __call__(self, obs: Obs, context: ChunkContext) -> torch.Tensor:
+            return torch.tanh(obs["pole"].sum(dim=1) - obs["cart"][:, 0])[:, None, None].expand(-1, 8, 1)
+
+    keys = {"pole": "policy[2:4]", "cart": "-policy[0:1]"}
+    mapping = ObservationMap(keys=keys, negated=(0,))
+    inline = play("cartpole", 3, range(4), policy=Pole(), mapping=mapping, batching=STRICT)
+    with PolicyServer(Pole(), SERVE) as server, RemoteEngine(server.address, mapping=mapping) as engine:
+        assert play("cartpole", 3, range(4), policy=engine.policy, engine=engine) == inline
 
 
 def test_health_is_answered_to_everybody_and_a_key_is_asked_of_clients() -> None:
@@ -281,6 +309,68 @@ def test_web_pages_and_more_clients_than_allowed_are_rejected() -> None:
                 assert answer.status == 200
     with pytest.raises(ConfigError, match="max_clients"):
         ServeCfg(max_clients=0)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    about = ["-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [*made, *about, "-keyout", tmp_path / "key", "-out", tmp_path / "cert"], check=True, capture_output=True
+    )
+    both = tmp_path / "both.pem"
+    both.write_text((tmp_path / "cert").read_text() + (tmp_path / "key").read_text())
+    return both
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_with_a_certificate_it_speaks_tls_to_clients_that_trust_it(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PolicyServer(Gate(), replace(SERVE, certificate=certificate)) as server:
+        assert server.address.startswith("wss://")
+        with pytest.raises(PolicyError, match="certificate verify failed"):
+            remote_engine(server.address, reconnect=0.2)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with remote_engine(server.address) as engine:
+            engine.submit(make_request(1))
+            assert engine.poll(wait=True) is not None
+        with pytest.raises(PolicyError, match="no connection"):
+            remote_engine(server.address.replace("wss", "ws"), reconnect=0.2)
+
+
+def test_a_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.pem").write_text("words")
+    for name in ("x.pem", "none.pem"):
+        with pytest.raises(ConfigError, match=f"certificate: expected a PEM file.*{name}"):
+            PolicyServer(Denoiser(4, 1), ServeCfg(certificate=tmp_path / name))
+
+
+def test_large_frames_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+    decode = _server.unpack_map
+
+    def unpack(*args: object, **how: object) -> dict[str, object]:
+        threads.append(threading.current_thread().name == "headrace-server")
+        return decode(*args, **how)
+
+    monkeypatch.setattr(_server, "unpack_map", unpack)
+    with PolicyServer(Denoiser(4, 1), FAST) as server:
+        for message in ({"a": 1}, {"a": np.zeros(1 << 18, np.uint8)}):
+            with connect(server.address) as client:
+                client.recv()
+                client.send(pack(message))
+                client.recv()
+    assert threads == [True, False]
+
+
+def test_a_local_server_rejects_requests_under_a_name_of_others() -> None:
+    with PolicyServer(Gate(), ServeCfg(port=0)) as server:
+        for name, welcome in (("127.0.0.1", True), ("localhost", True), ("evil.example", False)):
+            sock = socket.create_connection(("127.0.0.1", server.port))
+            refused = contextlib.nullcontext() if welcome else pytest.raises(InvalidStatus, match="403")
+            with sock, refused, connect(f"ws://{name}:{server.port}", sock=sock, proxy=None) as client:
+                client.recv()
 
 
 def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
@@ -405,7 +495,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
         {"port": 70000},
         {"port": -1},
         {"port": "8000"},
-        {"ping_timeout": float("inf")},
     ):
         with pytest.raises(ConfigError, match=rf"serve {next(iter(wrong))}: expected"):
             ServeCfg(**wrong)  # type: ignore[arg-type]

@@ -8,17 +8,19 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from headrace.bench.measured.run_cfg import RunCfg, RunResult, check_device, open_env, time_imports
+from headrace.bench.benchmark import RunCfg, RunResult, check_device, open_env, time_imports
+from headrace.bench.builders import PlayBuilder
+from headrace.bench.capture import describe_library
+from headrace.bench.schema import CheckpointInfo, EpisodePlan, PlayBundle, PolicyDescriptor
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError, check_counts
 from headrace.evaluation.cfg import PlayCfg
+from headrace.files import hash_file
 from headrace.recording.film import FilmCfg
 
 if TYPE_CHECKING:
-    from headrace.bench._builders import PlayBuilder
-    from headrace.bench.schema import PlayBundle, PolicyDescriptor  # noqa: F401  # the base of the result names a bundle
     from headrace.bench.stepping import WarmupRule
     from headrace.envs.recipe import AnyEnv
     from headrace.policies.load_policy import FoundPolicy, PolicySource
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayResult(RunResult["PlayBundle"]):
+class PlayResult(RunResult[PlayBundle]):
     """What playing a policy left behind; its bundle has rewards, lengths, successes and times."""
 
     frames_drawn: int
@@ -73,8 +75,6 @@ def play(
         **env: ``num_envs``, ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments. Overrides
             are added to those that the policy was trained with.
     """
-    from headrace.bench._builders import PlayBuilder
-    from headrace.bench.schema import EpisodePlan, PolicyDescriptor
     from headrace.bench.stepping import WarmupRule
     from headrace.libraries.registry import library as library_of
 
@@ -94,9 +94,8 @@ def play(
         episodes_planned=wanted,
         num_steps=num_steps,
         first_episode_id=0,
-        shorter_than_episode=False,
     )
-    builder = PlayBuilder(recipe.num_envs, plan=plan)
+    builder = PlayBuilder(plan=plan)
     check_device(builder.startup, recipe)
     with run.measure(builder, recipe) as measured:
         time_imports(builder.startup, recipe)
@@ -111,17 +110,9 @@ def play(
             recipe = recipe.replace(overrides=found.overrides | dict(recipe.overrides))
             measured.settings = run.settings(recipe, framework=found.library)
         cfg = recipe.cfg()  # None of a bridged environment, whose episodes may have any length
-        longest = None if cfg is None else cfg.episode_length
-        short = num_steps is not None and longest is not None and num_steps < longest
-        if short:
-            notes.append(
-                f"num_steps (--num-steps) {num_steps} is shorter than an episode may be ({longest} steps): "
-                "only short episodes can complete, and only completed ones are counted"
-            )
-        changes = {"max_episode_length": longest, "shorter_than_episode": short}
-        builder.plan = plan.model_copy(update=changes)
+        builder.plan = plan.model_copy(update={"max_episode_length": None if cfg is None else cfg.episode_length})
         with open_env(measured, recipe, autoreset="disabled", final_obs=False) as envs, ExitStack() as stack:
-            from headrace.libraries.torch_state import library_run
+            from headrace.libraries.training import library_run
             from headrace.policies.protocol import has_memory
 
             stack.enter_context(library_run(seed=recipe.seed))
@@ -135,8 +126,8 @@ def play(
                 builder.policy = PolicyDescriptor(
                     kind="callable", name=name, deterministic=True, recurrent=has_memory(loaded)
                 )
-            builder.policy = _identify(builder.policy, loaded)
             warm_up_play(envs, loaded, builder, rule)
+            builder.policy = _identify(builder.policy, loaded)  # a lazy layer has weights from its first call on
             stack.enter_context(film.film(envs))
             builder.video_path = None if film.video is None else str(film.video)
             roll(envs, loaded, builder, episodes=wanted, num_steps=num_steps, on_progress=on_progress)
@@ -148,7 +139,7 @@ def play(
     return PlayResult.of(measured, frames_drawn=envs.frames_drawn, notes=tuple(notes))
 
 
-_CFG = PlayCfg(admission="immediate", batching="fast", allow_hold=True)
+_CFG = PlayCfg(admission="immediate", batching="fast")
 """No row waits for others: every step of the batch has all of them. Last bits of a policy's answers depend on
 ``num_envs``: ``evaluate`` has strict batches."""
 
@@ -163,8 +154,8 @@ def roll(
     on_progress: Callable[[int], None] | None = None,
 ) -> None:
     """Play a plan of episodes, or a number of steps, and count and time them in ``builder``."""
-    from headrace.evaluation.cursors import EndlessPlan
     from headrace.evaluation.player import Player
+    from headrace.evaluation.scheduling import EndlessPlan
 
     done = 0
 
@@ -195,9 +186,9 @@ def warm_up_play(env: AnyEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: W
     The builder keeps the time of the first step, and how many steps warming up took.
     """
     from headrace.bench.stepping import warm_up
-    from headrace.evaluation.cursors import EndlessPlan
     from headrace.evaluation.player import Player
-    from headrace.libraries.torch_state import load_random_state, random_state
+    from headrace.evaluation.scheduling import EndlessPlan
+    from headrace.libraries.training import load_random_state, random_state
 
     def steps(count: int) -> list[float]:
         moments = [time.perf_counter()]
@@ -232,26 +223,23 @@ def _identify(described: PolicyDescriptor | None, policy: ChunkPolicy) -> Policy
 
 
 def _describe(builder: PlayBuilder, found: FoundPolicy, *, deterministic: bool, recurrent: bool) -> None:
-    from headrace.bench._capture import describe_library
-    from headrace.bench.schema import CheckpointInfo, PolicyDescriptor
-    from headrace.files import hash_file
-
-    kind = "checkpoint" if found.kind == "library" else found.kind
+    kind, meta = "checkpoint" if found.kind == "library" else found.kind, found.meta
     builder.policy = PolicyDescriptor(
         kind=kind,
         name=found.path.name,
         deterministic=deterministic or kind != "checkpoint",
         recurrent=recurrent,
     )
+    about: dict[str, Any] = {"score": found.score}
+    if meta is not None:
+        about = {name: getattr(meta, name) for name in ("task", "iteration", "score")}
     builder.checkpoint = CheckpointInfo(
         path=str(found.path),
         source=found.origin,
         uri=found.uri,
         sha256=hash_file(found.path),
         library=found.library,
-        task=None if found.meta is None else found.meta.task,
-        iteration=None if found.meta is None else found.meta.iteration,
-        score=found.score if found.meta is None else found.meta.score,
+        **about,
     )
     if found.library is not None:
         builder.library = describe_library(found.library, algorithm="PPO")

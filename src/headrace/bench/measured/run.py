@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, cast
 
-from headrace.bench.measured.run_cfg import USUAL_ENVS, RunCfg, RunResult, open_env, time_imports
+from headrace.bench.benchmark import USUAL_ENVS, RunCfg, RunResult, open_env, time_imports
+from headrace.bench.builders import EpisodeTally, RuntimeBuilder, StartupBuilder
+from headrace.bench.schema import RuntimeBundle, StartupBundle, StartupConfig, TimingMode
+from headrace.bench.stepping import Stepper, WarmupRule, action_maker, first_step
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError, UnknownNameError, check_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headrace.bench.schema import RuntimeBundle, StartupBundle, TimingMode
     from headrace.envs.recipe import AnyEnv
     from headrace.policies.load_policy import FoundPolicy
     from headrace.types import Obs
@@ -31,7 +33,6 @@ _FIELDS = ("obs", "actions", "rewards", "flags", "states")
 _BRIDGED_COST = {
     "native": "nothing: suspended environments are skipped",
     "restore": "a step: it is stepped with the others, then put back",
-    "hold": "a step: it is stepped with the others, and drifts",
 }
 
 
@@ -74,7 +75,6 @@ def run(
     policy: Literal["random", "zero"] | str | StepFunction = "random",
     num_steps: int = 300,
     suspend_fraction: float = 0.0,
-    frame_stack: int | None = None,
     record: str | Path | None = None,
     on_progress: Callable[[int], None] | None = None,
     **env: Unpack[EnvKeywords],
@@ -89,7 +89,6 @@ def run(
             the function itself.
         num_steps: steps of the batch.
         suspend_fraction: share of the environments to freeze, 0 to 1.
-        frame_stack: frames in an observation of a camera task, oldest first.
         record: directory to record every finished episode in; physics states, too, of a task of ours.
         on_progress: called with the steps that are done.
         **env: ``num_envs``, ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
@@ -108,14 +107,13 @@ def run(
         raise ConfigError(
             f"record (--record): {record} holds something, and nothing is overwritten; choose another directory"
         )
-    if frame_stack is not None:
-        if recipe.bridged:
-            raise ConfigError(f"frame_stack (--frame-stack): expected a task of ours, got {recipe.source!r}")
-        recipe = recipe.replace(overrides=dict(recipe.overrides) | _stack_settings(recipe.source, frame_stack))
-    recipe, file = trained_recipe(recipe, policy)
+    from headrace.bridges.bridge_env import BridgeEnv
+
+    recipe, file = load_trained_recipe(recipe, policy)
     with ExitStack() as stack:
         envs = stack.enter_context(closing(recipe.make()))
         act = step_function(policy, envs, recipe.seed, file)
+        first_step(envs)  # compiles kernels, which is not measured
         recorder = None
         if record is not None:
             from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg
@@ -125,16 +123,40 @@ def run(
             recorder = stack.enter_context(EpisodeRecorder(record, RecorderCfg(fields=fields), info))
             envs.attach(recorder)
         suspended = round(suspend_fraction * envs.num_envs)
-        obs, _ = envs.reset()
+        obs, _ = envs.reset(seed=recipe.seed)
         envs.suspend(range(suspended))
         envs.timer.clear()  # what is measured begins here, without the first reset
-        found = _step(envs, act, obs, num_steps, recipe.source, suspended, on_progress)
-    if recorder is None:
-        return found
-    return replace(found, recorded=recorder.committed, abandoned=recorder.report.abandoned)
+        seconds, tally = 0.0, EpisodeTally()
+        for done in range(1, num_steps + 1):
+            actions = act(obs)
+            begin = time.perf_counter()
+            step = envs.step(actions)
+            seconds += time.perf_counter() - begin
+            obs = step.obs
+            tally.add_step(step)
+            if on_progress is not None:
+                on_progress(done)
+    ended = tally.outcomes()
+    reward, length, rate = ended["reward"], ended["ep_length"], ended["success_rate"]
+    return SteppingResult(
+        task=recipe.source,
+        num_envs=envs.num_envs,
+        suspended=suspended,
+        num_steps=num_steps,
+        seconds=seconds,
+        stages=envs.timer.seconds(),
+        episodes=len(tally.ended),
+        mean_return=reward and reward.mean,
+        mean_length=length and length.mean,
+        success_rate=rate and rate.rate,
+        divergences=envs.divergences,
+        suspension_cost=_BRIDGED_COST[envs.fidelity] if isinstance(envs, BridgeEnv) else envs.sim.suspension_cost,
+        recorded=None if recorder is None else recorder.committed,
+        abandoned=0 if recorder is None else recorder.report.abandoned,
+    )
 
 
-def trained_recipe(recipe: EnvRecipe, policy: str | StepFunction) -> tuple[EnvRecipe, FoundPolicy | None]:
+def load_trained_recipe(recipe: EnvRecipe, policy: str | StepFunction) -> tuple[EnvRecipe, FoundPolicy | None]:
     """Return the recipe with the settings that a policy was trained with, and the policy; None for random and zero.
 
     A policy that does not exist, or plans chunks, is refused before anything is made.
@@ -161,8 +183,6 @@ def trained_recipe(recipe: EnvRecipe, policy: str | StepFunction) -> tuple[EnvRe
 def step_function(policy: str | StepFunction, env: AnyEnv, seed: int, found: FoundPolicy | None) -> StepFunction:
     """Return what acts in every step: random or zero actions of the right kind, the policy of a file, or a function."""
     if found is None:
-        from headrace.bench.stepping import action_maker
-
         draw = action_maker(
             cast("Literal['random', 'zero']", policy), env.single_action_space, env.num_envs, env.device, seed=seed
         )
@@ -179,66 +199,6 @@ def step_function(policy: str | StepFunction, env: AnyEnv, seed: int, found: Fou
             f"policy (--policy): expected a policy without memory, got {policy}; 'headrace play' plays and films it"
         )
     return loaded.policy
-
-
-def _stack_settings(task: str, frames: int) -> dict[str, object]:
-    """Return what sets the frame stack of a camera task, whether it is written as a class or as a table."""
-    from headrace.envs.registry import task_cfg
-    from headrace.envs.term_task import TermTaskCfg
-
-    cfg = task_cfg(task)
-    if isinstance(cfg, TermTaskCfg):
-        paths = [f"images.{name}.frames" for name in cfg.images]
-    else:
-        paths = ["frame_stack"] if hasattr(cfg, "frame_stack") else []
-    if not paths:
-        raise ConfigError(
-            f"frame_stack (--frame-stack): expected a task seen by a camera, got {task!r}; try cartpole-camera"
-        )
-    return dict.fromkeys(paths, frames)
-
-
-def _step(
-    env: AnyEnv,
-    act: StepFunction,
-    obs: Obs,
-    num_steps: int,
-    task: str,
-    suspended: int,
-    on_progress: Callable[[int], None] | None,
-) -> SteppingResult:
-    from headrace.bridges.bridge_env import BridgeEnv
-
-    seconds, episodes, returns, lengths, successes, judged = 0.0, 0, 0.0, 0.0, 0.0, 0
-    for done in range(1, num_steps + 1):
-        actions = act(obs)
-        begin = time.perf_counter()
-        obs, _, _, _, info = env.step(actions)
-        seconds += time.perf_counter() - begin
-        if "ends" in info:
-            ends = info["ends"]
-            episodes += len(ends)
-            returns += float(ends.returns.sum())
-            lengths += float(ends.lengths.sum())
-            if ends.success is not None:
-                judged += len(ends)
-                successes += float(ends.success.sum())
-        if on_progress is not None:
-            on_progress(done)
-    return SteppingResult(
-        task=task,
-        num_envs=env.num_envs,
-        suspended=suspended,
-        num_steps=num_steps,
-        seconds=seconds,
-        stages=env.timer.seconds(),
-        episodes=episodes,
-        mean_return=returns / episodes if episodes else None,
-        mean_length=lengths / episodes if episodes else None,
-        success_rate=successes / judged if judged else None,
-        divergences=env.divergences,
-        suspension_cost=_BRIDGED_COST[env.fidelity] if isinstance(env, BridgeEnv) else env.sim.suspension_cost,
-    )
 
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -269,15 +229,12 @@ def runtime(
         progress: draws progress; None for nothing.
         **env: ``num_envs``, ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
     """
-    from headrace.bench._builders import RuntimeBuilder
-    from headrace.bench.stepping import Stepper, WarmupRule, action_maker
-
     # everything that can be refused without importing torch comes first
     run = run or RunCfg()
     recipe = run.recipe(task, **env)
     check_counts(num_steps=num_steps)
     rule = WarmupRule(steps=warmup_steps)
-    builder = RuntimeBuilder(recipe.num_envs, mode=timing)
+    builder = RuntimeBuilder(mode=timing)
     with run.measure(builder, recipe, actions=actions) as measured:
         time_imports(builder.startup, recipe)
         with builder.startup.phase("task_config"):
@@ -293,14 +250,13 @@ def runtime(
                 stepper.warm_up(rule, update)
             with bar("measuring", num_steps) as update:
                 stepper.run(num_steps, update)
-    return RunResult["RuntimeBundle"].of(measured)
+    return RunResult[RuntimeBundle].of(measured)
 
 
 def startup(
     task: str | EnvRecipe,
     *,
     top_n: int = 20,
-    whitelist: str | Path | Mapping[str, Sequence[str]] | None = None,
     run: RunCfg | None = None,
     progress: ProgressBar | None = None,
     **env: Unpack[EnvKeywords],
@@ -310,33 +266,21 @@ def startup(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, or a recipe.
         top_n: functions to keep of each phase.
-        whitelist: YAML file of ``phase: [patterns]`` lines: keep the functions that match (fnmatch,
-            ``module:function``) instead of the top; a pattern that matches nothing is an error; in Python
-            also the mapping itself.
         run: directory, forms and label of the result.
         progress: draws progress; None for nothing.
         **env: ``num_envs``, ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
     """
-    from headrace.bench._builders import StartupBuilder
-    from headrace.bench._profiling import checked_whitelist, profile_startup, read_whitelist
-    from headrace.bench.schema import StartupConfig
+    from headrace.bench._profiling import profile_startup
 
     run = run or RunCfg()
     recipe = run.recipe(task, **env)
     check_counts(top_n=top_n)
-    patterns = None
-    if whitelist is not None:
-        patterns = (
-            checked_whitelist(whitelist, "whitelist")
-            if isinstance(whitelist, Mapping)
-            else read_whitelist(Path(whitelist))
-        )
-    builder = StartupBuilder(StartupConfig(top_n=top_n, whitelist=patterns))
+    builder = StartupBuilder(StartupConfig(top_n=top_n))
     if recipe.overrides:
         recipe.cfg()  # a wrong path is an error before three processes find it
-    with run.measure(builder, recipe) as measured, (progress or _no_bar)("starting processes", 3) as update:
-        profile_startup(recipe, builder, top_n=top_n, whitelist=patterns, progress=update)
-    return RunResult["StartupBundle"].of(measured)
+    with run.measure(builder, recipe) as measured, (progress or _no_bar)("starting processes", 2) as update:
+        profile_startup(recipe, builder, top_n=top_n, progress=update)
+    return RunResult[StartupBundle].of(measured)
 
 
 def _no_bar(description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:

@@ -1,27 +1,30 @@
-"""The page: sections, filters, style and script in one file that needs no network.
+"""The page: the verdicts first, then a row per side, then plots; one file without a script that needs no network.
 
-The sections of the page, each a figure made of bundles; None where they have nothing for it.
+Each section is made of bundles; it is None where they have nothing for it.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from headrace.bench._verdicts import MetricComparison
-from headrace.bench.comparison import Comparison
-from headrace.bench.comparison_output import all_notes, cells
-from headrace.bench.reporting._plots import Bar, Series, bars, icicle, line_plot, spans_decades
-from headrace.bench.schema import Bundle, PlayBundle, RuntimeBundle, Spread, StartupBundle, TrainingBundle, with_label
+from headrace.bench.comparing import all_notes, cells, change
+from headrace.bench.comparison import Comparison, MetricComparison, Verdict
+from headrace.bench.figures import Metric, metrics, number
+from headrace.bench.reporting._plots import Series, line_plot, strips
+from headrace.bench.reporting.history import History
+from headrace.bench.schema import Bundle, PlayBundle, Spread, StartupBundle, TrainingBundle, with_label
 from headrace.errors import DataError
+from headrace.statistics import Interval, paired_interval, wilson_interval
 
 _NONE = "–"
 _POINTS = 200
@@ -61,13 +64,6 @@ def _cells(texts: Iterable[str]) -> str:
     return "".join(f"<td>{escape(text)}</td>" for text in texts)
 
 
-def run_name(bundle: Bundle) -> str:
-    """Return what a reader calls the run."""
-    run = bundle.run
-    parts = [run.label or "", run.task, bundle.kind, run.framework or "", f"{run.num_envs} envs", f"seed {run.seed}"]
-    return ", ".join(part for part in parts if part)
-
-
 def evaluations(bundles: Sequence[Bundle]) -> str | None:
     """Return what policies achieved on planned episodes, with intervals, and what that cost."""
     played = [
@@ -77,9 +73,15 @@ def evaluations(bundles: Sequence[Bundle]) -> str | None:
     ]
     if not played:
         return None
+    by_task, above = task_table(played), ""
+    if by_task is not None:
+        label = "Success by task; after the first column with the paired difference from it. 95 % intervals."
+        above = html_table(
+            "table of tasks", label, ("task", *by_task.columns), (html_row(*row) for row in by_task.rows)
+        )
     heads = ("evaluation", "task", "episodes", "success", "mean reward", "model calls", "rows inferred", "images drawn")
     caption = "Every planned episode once; 95 % intervals."
-    return html_table("table of evaluations", caption, (*heads, "seconds"), map(_evaluation_row, played))
+    return above + html_table("table of evaluations", caption, (*heads, "seconds"), map(_evaluation_row, played))
 
 
 def _evaluation_row(bundle: PlayBundle) -> str:
@@ -103,71 +105,104 @@ def _with_interval(value: float, interval: Spread | None, form: str) -> str:
     return f"{value:{form}}{around}"
 
 
+Figures: TypeAlias = Mapping[str, Metric]
+"""The metrics of a run by path."""
+_MAIN = {"play.reward": "return", "train.reward_final_ema": "return", "runtime.total_fps": "throughput"}
+
+
+class _Side(NamedTuple):
+    """Runs that have everything in common but their seed."""
+
+    label: str
+    kind: str
+    task: str
+    library: str
+    envs: str
+
+
+def sides_table(bundles: Sequence[Bundle]) -> str:
+    """Return a row per side: how its runs are distributed in their main figure, on one scale with like runs."""
+    sides: dict[_Side, list[Bundle]] = {}
+    for bundle in bundles:
+        run = bundle.run
+        key = _Side(run.label or _NONE, bundle.kind, run.task, run.framework or _NONE, _figure(run.num_envs, ","))
+        sides.setdefault(key, []).append(bundle)
+    measured = {key: [{metric.path: metric for metric in metrics(run)} for run in runs] for key, runs in sides.items()}
+    figures = {key: _main_figures(runs, measured[key]) for key, runs in sides.items()}
+    rows: list[str] = []
+    for key, runs in sides.items():
+        name, unit, values = figures[key]
+        alike = [v for other, found in figures.items() if other[1:3] == key[1:3] for v in found[2]]
+        picture, middle, ends = _NONE, _NONE, _NONE
+        if values:
+            middle = number(statistics.median(values), unit)
+            ends = f"{number(min(values), unit)} to {number(max(values), unit)}" if len(values) > 1 else _NONE
+            picture = strips([values], f"{name}: {middle}", (min(alike), max(alike)))
+        rates = _pick(measured[key], "play.success_rate", "train.success_rate")
+        memory = _pick(measured[key], "runtime.ram_gb_peak")
+        success, peak = (_figure(statistics.median(v) if v else None, f) for v, f in ((rates, ".0%"), (memory, ".2f")))
+        failed = sum(run.run.status != "completed" for run in runs)
+        count = f"{len(runs)}" + (f", {failed} not completed" if failed else "")
+        cells = f"<td>{picture}</td>{_cells((middle, ends, name, count, success, peak, *key[1:]))}"
+        rows.append(html_row(key.label if key.label != _NONE else key.task, (), after=cells))
+    heads = ("side", "its runs", "median", "lowest to highest", "figure", "runs", "success", "peak GB")
+    caption = "Every dot is a run; the bar is their median."
+    return html_table("table of sides", caption, (*heads, *_Side._fields[1:]), rows)
+
+
+def _main_figures(runs: Sequence[Bundle], found: Sequence[Figures]) -> tuple[str, str | None, list[float]]:
+    """Return the name, the unit and the values of what matters most about completed runs of one kind."""
+    done = [figures for run, figures in zip(runs, found, strict=True) if run.run.status == "completed"]
+    if isinstance(runs[0], StartupBundle):
+        spent = [[m.value for m in one.values() if not m.name.endswith("_unprofiled")] for one in done]
+        return "start-up, profiled", "s", [sum(values) for values in spent]
+    for path, name in _MAIN.items():
+        if values := _pick(done, path):
+            return name, "frames/s" if name == "throughput" else None, values
+    return "throughput", "frames/s", []
+
+
+def _pick(found: Sequence[Figures], *paths: str) -> list[float]:
+    return [figures[path].value for figures in found for path in paths if path in figures]
+
+
 def runs_table(bundles: Sequence[Bundle]) -> str:
-    """Every run, a row each."""
-    heads = (
-        *("run", "side", "kind", "task", "library", "envs", "status", "frames/s", "reward", "success", "peak GB"),
-        *("seconds", "commit"),
-    )
-    caption = "Every run; the filters above choose rows here and lines below."
-    return html_table("table of runs", caption, heads, map(_run_row, bundles), attributes=' id="runs-table"')
+    """Every run, a row each, folded away."""
+    heads = ("run", "side", "kind", "status", "frames/s", "seconds", "seed", "commit")
+    table = html_table("table of runs", "Every run.", heads, map(_run_row, bundles))
+    return f"<details><summary>{len(bundles)} runs</summary>{table}</details>"
 
 
 def _run_row(bundle: Bundle) -> str:
     run, versions = bundle.run, bundle.versions
-    fps = reward = success = peak = None
-    if not isinstance(bundle, StartupBundle):
-        fps, peak = bundle.runtime.total_fps, _peak(bundle)
-    if isinstance(bundle, PlayBundle):
-        reward = bundle.reward and bundle.reward.mean
-    if isinstance(bundle, TrainingBundle):
-        reward = bundle.learning.reward and bundle.learning.reward.final_ema
-    if isinstance(bundle, (PlayBundle, TrainingBundle)):
-        success = bundle.success_rate and bundle.success_rate.rate
+    fps = None if isinstance(bundle, StartupBundle) else bundle.runtime.total_fps
     dirty = "+" if versions.git_dirty else ""
     commit = f"{versions.git_commit[:9]}{dirty}" if versions.git_commit else _NONE
     reason = f' title="{escape(run.status_reason)}"' if run.status_reason else ""
-    marks = {"run": run.run_id, "kind": bundle.kind, "task": run.task, "library": run.framework or _NONE}
-    marks["status"] = run.status
-    data = " ".join(f'data-{name}="{escape(value)}"' for name, value in marks.items())
-    about = (run.label or _NONE, bundle.kind, run.task, run.framework or _NONE, _figure(run.num_envs, ","))
-    numbers = (_figure(fps, ",.0f"), _figure(reward, ",.1f"), _figure(success, ".0%"), _figure(peak, ".2f"))
     after = f'<td><span class="status {run.status}"{reason}>{run.status}</span></td>'
-    after += _cells((*numbers, _figure(run.duration_s, ",.1f"), commit))
-    return html_row(run.run_id, about, after=after, attributes=f" {data}")
+    after += _cells((_figure(fps, ",.0f"), _figure(run.duration_s, ",.1f"), str(run.seed), commit))
+    return html_row(run.run_id, (run.label or _NONE, bundle.kind), after=after)
 
 
-def _peak(bundle: RuntimeBundle | TrainingBundle | PlayBundle) -> float | None:
-    memory = bundle.resources.ram_gb
-    return memory and (memory.peak or memory.mean)
-
-
-def throughput(bundles: Sequence[Bundle]) -> str | None:
-    """Frames per second against the number of environments, a line per task, kind and library."""
-    groups: dict[str, list[tuple[int, float, Bundle]]] = {}
-    for bundle in bundles:
-        run, fps = bundle.run, None if isinstance(bundle, StartupBundle) else bundle.runtime.total_fps
-        if fps and run.num_envs is not None and run.status == "completed":
-            key = " ".join(filter(None, (run.task, bundle.kind, run.framework, run.label)))
-            groups.setdefault(key, []).append((run.num_envs, fps, bundle))
-    series: list[Series] = []
-    for name, found in sorted(groups.items()):
-        by_envs: dict[int, list[float]] = {}
-        for envs, fps, _ in found:
-            by_envs.setdefault(envs, []).append(fps)
-        line = [(float(envs), statistics.median(values)) for envs, values in sorted(by_envs.items())]
-        dots = [(float(envs), fps, f"{run_name(b)}: {fps:,.0f} frames/s") for envs, fps, b in found]
-        series.append(Series(name=name, line=line, dots=dots, runs=[b.run.run_id for _, _, b in found]))
-    if not series:
-        return None
-    return line_plot(
-        series,
-        x="environments",
-        y="frames per second",
-        label="Throughput against the number of environments",
-        log_x=True,
-        log_y=spans_decades([fps for found in groups.values() for _, fps, _ in found]),
-    )
+def history_plots(found: Sequence[History]) -> str | None:
+    """Return a plot per metric over the commits, with the commits at which it changed."""
+    plots: list[str] = []
+    for what, metric, commits, values, changes in found:
+        unit = metric.unit or ""
+        label = f"{metric.path} of {what}"
+        said = [f"{change:+.1%} at {commits[at][:9]}" for at, change in changes]
+        line = [(float(i), statistics.median(group)) for i, group in enumerate(values)]
+        dots = [(float(i), v, f"{commits[i][:9]}: {number(v, unit)}") for i, group in enumerate(values) for v in group]
+        plot = line_plot(
+            [Series(name="median of the runs of a commit", line=line, dots=dots)],
+            x="commit, in the order of its first run",
+            y=f"{metric.name} {unit}".strip(),
+            label=label,
+            x_names=[commit[:7] for commit in commits],
+            marks=[(at - 0.5, words) for (at, _), words in zip(changes, said, strict=True)],
+        )
+        plots.append(f"<h3>{escape(label)}</h3><p>{escape('; '.join(said) or 'no change point')}</p>{plot}")
+    return "".join(plots) or None
 
 
 def learning_curves(bundles: Sequence[Bundle]) -> str | None:
@@ -205,114 +240,47 @@ def _learning_series(name: str, runs: Sequence[TrainingBundle]) -> Series:
     edges = zip(grid, rows.min(axis=0).tolist(), rows.max(axis=0).tolist(), strict=True)
     band = list(edges) if len(runs) > 1 else []
     many = f" ({len(runs)} runs)" if len(runs) > 1 else ""
-    return Series(name=name + many, line=line, band=band, runs=[run.run.run_id for run in runs])
+    return Series(name=name + many, line=line, band=band)
 
 
-def time_split(bundles: Sequence[Bundle]) -> str | None:
-    """Where the time of a step or of a training went, as shares."""
-    rows: list[Bar] = []
-    for bundle in bundles:
-        parts = _split(bundle)
-        whole = sum(value for _, value in parts)
-        if whole > 0:
-            shares = [(name, value / whole) for name, value in parts]
-            shown = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
-            rows.append(_bar(bundle, shares, shown))
-    return bars(rows) if rows else None
-
-
-def _bar(bundle: Bundle, parts: list[tuple[str, float]], shown: str) -> Bar:
-    return Bar(name=run_name(bundle), run=bundle.run.run_id, parts=parts, shown=shown)
-
-
-def _split(bundle: Bundle) -> list[tuple[str, float]]:
-    if isinstance(bundle, TrainingBundle) and bundle.time_split_s is not None:
-        split = bundle.time_split_s
-        return [("collection", split.collection), ("learning", split.learning), ("other", split.other)]
-    timing = None if isinstance(bundle, StartupBundle) else bundle.runtime.environment_step_timing
-    if timing is None:
-        return []
-    known = {
-        "physics": timing.simulation_step_time_s,
-        "rendering": timing.render_step_time_s,
-        "task": timing.task_step_time_s,
-    }
-    parts = [(name, statistic.mean) for name, statistic in known.items() if statistic is not None]
-    rest = timing.environment_step_time_s.mean - sum(value for _, value in parts)
-    return [*parts, ("rest of step", max(rest, 0.0))]
-
-
-def memory(bundles: Sequence[Bundle]) -> str | None:
-    """Peak resident memory."""
-    rows: list[Bar] = []
-    for bundle in bundles:
-        peak = None if isinstance(bundle, StartupBundle) else _peak(bundle)
-        if peak is not None:
-            rows.append(_bar(bundle, [("peak", peak)], f"{peak:.2f} GB"))
-    return bars(rows, legend=False) if rows else None
-
-
-def startup(bundles: Sequence[Bundle]) -> str | None:
-    """Profiled start-ups as icicles; phases of the other runs as bars."""
-    found: list[str] = []
-    rows: list[Bar] = []
-    for bundle in bundles:
-        if isinstance(bundle, StartupBundle):
-            body = "".join(
-                f"<h4>{escape(name)}: {phase.total_time_s:.2f} s</h4>"
-                + (icicle(phase.tree, label=f"{name}: {phase.total_time_s:.2f} s") if phase.tree is not None else "")
-                for name, phase in bundle.phases.items()
-            )
-            found.append(f'<div data-run="{escape(bundle.run.run_id)}"><h3>{escape(run_name(bundle))}</h3>{body}</div>')
-        else:
-            spent = bundle.runtime.startup_time_s.model_dump()
-            parts = [(name.replace("_", " "), float(value)) for name, value in spent.items() if value]
-            if parts:
-                rows.append(_bar(bundle, parts, f"{sum(value for _, value in parts):.2f} s"))
-    if rows:
-        found.append(bars(rows))
-    return "".join(found) or None
+_ORDER: tuple[Verdict, ...] = ("regressed", "improved", "inconclusive", "unchanged")
 
 
 def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str | None:
-    """Return a table per comparison."""
-    tables: list[str] = []
+    """Return the answer of each comparison in a line, and its table, what changed first; notes are folded away."""
+    parts: list[str] = []
     for comparison in comparisons:
-        heads = ("metric", names[0], names[1], "change", "95 % interval", "p", "n", "verdict")
-        title = (
-            f"{comparison.kind} of {comparison.task}: {names[1]} against {names[0]}; medians of runs, means of episodes"
+        badges: list[str] = []
+        for word in _ORDER:
+            rows = [row for row in comparison.rows if row.verdict == word]
+            told = ": " + ", ".join(f"{row.path} {change(row)}" for row in rows) if word in _ORDER[:2] else ""
+            badges += [f'<li class="{word}">{len(rows)} {word}{escape(told)}</li>'] if rows else []
+        title = f"{comparison.kind} of {comparison.task}, {names[1]} against {names[0]}"
+        parts.append(
+            f'<h3>{escape(title)}</h3><ul class="answer">{"".join(badges) or "<li>nothing to judge</li>"}</ul>'
         )
-        shown = html_table(title, title, heads, map(_verdict_row, comparison.rows))
-        tables.append(shown + html_notes(all_notes(comparison)))
-    return "".join(tables) or None
+        heads = ("metric", "verdict", "change", f"{names[0]} above {names[1]}", "95 % interval", *names, "p", "n")
+        caption = "Every dot is a run, or an episode; the bars are medians. All values of a row are on one scale."
+        ranks: list[Verdict | None] = [*_ORDER, None]
+        ordered = sorted(comparison.rows, key=lambda row: ranks.index(row.verdict))
+        table = html_table(title, caption, heads, (_verdict_row(row, names) for row in ordered))
+        notes = f"<details><summary>how this was judged</summary>{html_notes(all_notes(comparison))}</details>"
+        parts.append(table + notes)
+    return "".join(parts) or None
 
 
-def _verdict_row(row: MetricComparison) -> str:
-    path, *shown, _, _ = cells(row)
+def _verdict_row(row: MetricComparison, names: tuple[str, str]) -> str:
+    path, before, after, effect, interval, p, n, _, _ = cells(row)
     word = row.verdict or "shown only"
     badge = f'<span class="verdict {word.replace(" ", "-")}" title="{escape(row.reason)}">{word}</span>'
-    return html_row(path, shown, after=f"<td>{badge}</td>")
+    picture = strips((row.sample.before, row.sample.after), f"{names[0]} {before}, {names[1]} {after}")
+    rest = _cells((interval, before, after, p, n))
+    return html_row(path, (), after=f"<td>{badge}</td>{_cells((effect,))}<td>{picture}</td>{rest}")
 
 
 def _figure(value: float | None, form: str) -> str:
     """Return a number, or a dash where there is none."""
     return _NONE if value is None else format(value, form)
-
-
-class Saving(NamedTuple):
-    """How much the usual way takes of something, and how much was taken here."""
-
-    what: str
-    usual_way: str
-    usual: float
-    ours: float
-    unit: str = ""
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Return the cells of a row: the usual way, what it takes, what was taken here, and the share that was
-        saved."""
-        share = 1 - self.ours / self.usual
-        return self.usual_way, f"{self.usual:,.0f}{self.unit}", f"{self.ours:,.0f}{self.unit}", f"{share:.0%}"
 
 
 class Film(NamedTuple):
@@ -327,7 +295,6 @@ class Story:
     """The opening of a report."""
 
     sentences: Sequence[str]
-    savings: Sequence[Saving] = ()
     films: Sequence[Film] = ()
 
 
@@ -340,6 +307,7 @@ def report_page(
     notes: Sequence[str] = (),
     sides: Mapping[str, str] | None = None,
     story: Story | None = None,
+    history: Sequence[History] = (),
 ) -> str:
     """Return the HTML of a report. A section that these runs have nothing for is left out.
 
@@ -351,23 +319,21 @@ def report_page(
         notes: what else to say at the top, such as files that could not be read.
         sides: run id → the side of the comparison that it is on.
         story: what the page begins with.
+        history: metrics over commits.
     """
     if not bundles:
         raise DataError("report: expected at least one bundle, got none")
     # a run without a name gets that of its side, by which lines and rows are told apart
     bundles = [with_label(run, run.run.label or (sides or {}).get(run.run.run_id)) for run in bundles]
-    resources = files("headrace.bench.reporting")
-    style, script = (resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    style = files("headrace.bench.reporting").joinpath("report.css").read_text(encoding="utf-8")
     parts = {
-        ("story", "In short"): story and _told(story),
-        ("evaluations", "Evaluations"): evaluations(bundles),
-        ("runs", "Runs"): _filters(bundles) + runs_table(bundles),
-        ("throughput", "Throughput"): throughput(bundles),
-        ("learning", "Learning curves"): learning_curves(bundles),
-        ("split", "Where the time went"): time_split(bundles),
-        ("memory", "Peak memory"): memory(bundles),
-        ("startup", "Start-up"): startup(bundles),
+        ("story", "In short"): story and _tell(story),
         ("verdicts", "Comparison"): verdicts(comparisons, names),
+        ("history", "History"): history_plots(history),
+        ("evaluations", "Evaluations"): evaluations(bundles),
+        ("sides", "Sides"): sides_table(bundles),
+        ("learning", "Learning curves"): learning_curves(bundles),
+        ("runs", "Runs"): runs_table(bundles),
     }
     shown = [(name, heading, body) for (name, heading), body in parts.items() if body]
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in shown)
@@ -377,7 +343,7 @@ def report_page(
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
         f"<header><h1>{escape(title)}</h1>{_facts(bundles)}{html_notes(notes) if notes else ''}"
         f'<nav aria-label="sections">{links}</nav></header>'
-        f"<main>{''.join(_section(*part) for part in shown)}</main><script>{script}</script></body></html>\n"
+        f"<main>{''.join(_section(*part) for part in shown)}</main></body></html>\n"
     )
 
 
@@ -385,18 +351,9 @@ def _section(name: str, heading: str, body: str) -> str:
     return f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{heading}</h2>{body}</section>'
 
 
-def _told(story: Story) -> str:
+def _tell(story: Story) -> str:
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in story.sentences)
-    return said + _savings(story.savings) + "".join(_film(film) for film in story.films)
-
-
-def _savings(savings: Sequence[Saving]) -> str:
-    """Return a table of what the usual way takes and what was taken here."""
-    if not savings:
-        return ""
-    rows = (html_row(saving.what, saving.cells()) for saving in savings)
-    heads = ("what", "the usual way", "it takes", "here", "saved")
-    return html_table("what was saved", "What was saved", heads, rows)
+    return said + "".join(_film(film) for film in story.films)
 
 
 def _film(film: Film) -> str:
@@ -427,22 +384,74 @@ def _facts(bundles: Sequence[Bundle]) -> str:
     return f"<p>{len(bundles)} run{plural} on {where}{last}{note}.</p>"
 
 
-def _filters(bundles: Sequence[Bundle]) -> str:
-    choices = {
-        "kind": {bundle.kind for bundle in bundles},
-        "task": {bundle.run.task for bundle in bundles},
-        "library": {bundle.run.framework or "–" for bundle in bundles},
-        "status": {bundle.run.status for bundle in bundles},
-    }
-    fields = "".join(
-        f'<label>{name}<select data-filter="{name}"><option value="">all</option>'
-        + "".join(f'<option value="{escape(value)}">{escape(value)}</option>' for value in sorted(values))
-        + "</select></label>"
-        for name, values in choices.items()
+Outcomes = Mapping[Any, bool]
+"""Seed and id of an episode → whether it succeeded."""
+_WIDEST = 48
+
+
+class TaskTable(NamedTuple):
+    """Rows of a table, as texts."""
+
+    columns: list[str]
+    rows: list[tuple[str, list[str]]]
+    """Task → a cell per column; the last row is of all tasks that every column has."""
+
+
+def task_table(played: Sequence[PlayBundle]) -> TaskTable | None:
+    """Return success by task and column, from the second column on with the paired difference from the first.
+
+    A column is a policy, with the settings in which evaluations of the same task and seed differ. None without two
+    tasks or two columns, and where an evaluation is not complete or measures no success.
+    """
+    varying = _varying(played)
+    cells: dict[str, dict[str, dict[Any, bool]]] = {}
+    for bundle in played:
+        rows = bundle.per_episode
+        if bundle.run.status != "completed" or rows is None or rows.successes is None:
+            return None
+        known = {(bundle.run.seed, i): bool(won) for i, won in zip(rows.episode_ids, rows.successes, strict=True)}
+        cells.setdefault(_column(bundle, varying), {}).setdefault(bundle.run.task, {}).update(known)
+    tasks = list(dict.fromkeys(bundle.run.task for bundle in played))
+    if max(len(tasks), len(cells)) < 2:
+        return None
+    first = next(iter(cells.values()))
+    shared = [task for task in tasks if all(task in found for found in cells.values())]
+    rows = [(t, [_cell(found.get(t), first.get(t), found is first) for found in cells.values()]) for t in tasks]
+    pooled = [{(task, key): won for task in shared for key, won in found[task].items()} for found in cells.values()]
+    total = [_cell(found, pooled[0], number == 0) for number, found in enumerate(pooled)]
+    return TaskTable(list(cells), [*rows, (f"all of {len(shared)} tasks", total)] if shared else rows)
+
+
+def _varying(played: Sequence[PlayBundle]) -> list[str]:
+    """Return the settings in which evaluations of one task by one policy, with one seed, differ."""
+    groups: dict[tuple[object, ...], list[Mapping[str, object]]] = {}
+    for bundle in played:
+        key = (bundle.run.task, bundle.run.seed, bundle.policy and bundle.policy.name)
+        groups.setdefault(key, []).append(bundle.run.config.overrides)
+    names = {name for group in groups.values() for settings in group for name in settings}
+    return sorted(
+        name
+        for name in names
+        if any(len({json.dumps(settings.get(name)) for settings in group}) > 1 for group in groups.values())
     )
-    return (
-        f'<form class="filters" aria-label="filters">{fields}'
-        '<label>search<input type="search" data-filter="text"></label>'
-        '<button type="reset">show all</button>'
-        f'<output role="status" id="count">{len(bundles)} of {len(bundles)} runs</output></form>'
-    )
+
+
+def _column(bundle: PlayBundle, varying: Sequence[str]) -> str:
+    name, settings = "" if bundle.policy is None else str(bundle.policy.name), bundle.run.config.overrides
+    said = [f"{key}={json.dumps(settings[key])}" for key in varying if key in settings]
+    return " ".join([name if len(name) <= _WIDEST else f"{name[:_WIDEST]}…", *said])
+
+
+def _cell(found: Outcomes | None, before: Outcomes | None, alone: bool) -> str:
+    if not found:
+        return "–"
+    rate = _percent(wilson_interval(sum(found.values()), len(found)), "")
+    pairs = [(before[key], won) for key, won in found.items() if key in before] if before and not alone else []
+    if not pairs:
+        return rate
+    kinds = ((True, True), (True, False), (False, True), (False, False))
+    return f"{rate}; {_percent(paired_interval(*(pairs.count(kind) for kind in kinds)), '+')} over {len(pairs)} pairs"
+
+
+def _percent(found: Interval, sign: str) -> str:
+    return f"{found.value:{sign}.0%} [{found.low:{sign}.0%}, {found.high:{sign}.0%}]"

@@ -140,11 +140,11 @@ class Aloha(Task[AlohaStateCfg]):
         return self._stage(rows).to(torch.float64)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the last stage is reached."""
+        """Return whether the last stage is reached."""
         return self._stage(rows) == 4
 
     def success(self, rows: Rows) -> Tensor:
-        """Return the last stage is reached."""
+        """Return whether the last stage is reached."""
         return self.terminated(rows)
 
     def instructions(self, rows: Rows) -> Sequence[str]:

@@ -10,12 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from headrace import rng
 from headrace._device import constant
-from headrace.envs._compiled import CompiledRows, TaskArrays
+from headrace.envs.image_spec import PictureCfg
 from headrace.envs.task import Rows, Task, TaskCfg
-from headrace.envs.tasks import _pendulum_kernels as pendulum
-from headrace.envs.tasks.pictures import PictureCfg
 from headrace.sim.mujoco_api import load_model
 from headrace.types import Obs
 
@@ -74,30 +71,13 @@ class Cartpole(Task[CartpoleCfg]):
         return (cfg.alive_weight + lean) + stray
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the pole has fallen or the cart has left the rail."""
+        """Return whether the pole has fallen or the cart has left the rail."""
         cfg, qpos = self.cfg, rows.get("qpos")
         return (qpos[:, 0].abs() > cfg.max_position) | (qpos[:, 1].abs() > cfg.max_angle)
 
     def success(self, rows: Rows) -> Tensor:
         """Still up."""
         return ~self.terminated(rows)
-
-    def compiled(self, arrays: TaskArrays) -> CompiledRows:
-        """Return the functions above as kernels."""
-        cfg, episode_ids = self.cfg, arrays.episode_ids
-        qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
-        limits, scale = (cfg.max_position, cfg.max_angle), (cfg.start_position, cfg.start_angle)
-        weights = (cfg.alive_weight, cfg.angle_weight, cfg.position_weight)
-        return CompiledRows(
-            act=lambda ids, actions: pendulum.act(ids, actions, ctrl),
-            judge=lambda ids, _, obs, reward, terminated, success: pendulum.judge_cartpole(
-                ids, qpos, qvel, limits, weights, obs, reward, terminated, success
-            ),
-            observe=lambda ids, obs: pendulum.observe(ids, qpos, qvel, obs),
-            reset=lambda ids, seed: pendulum.reset_cartpole(
-                ids, episode_ids, rng.stream_key(seed, "start"), scale, cfg.start_velocity, qpos, qvel
-            ),
-        )
 
 
 class CartpoleDiscrete(Cartpole):

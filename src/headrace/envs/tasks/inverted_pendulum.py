@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace import rng
-from headrace.envs._compiled import CompiledRows, TaskArrays
 from headrace.envs.task import Rows, Task, TaskCfg
-from headrace.envs.tasks import _pendulum_kernels as pendulum
-from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.sim.mujoco_api import gymnasium_model
 from headrace.types import Obs
 
 _CAMERA = '<camera name="side" pos="0 -2.2 0.3" xyaxes="1 0 0 0 0 1"/>'
@@ -53,23 +50,8 @@ class InvertedPendulum(Task[InvertedPendulumCfg]):
         return (~self.terminated(rows)).to(torch.float64)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the pole leans too far."""
+        """Return whether the pole leans too far."""
         return rows.once("down", lambda: rows.get("qpos", 1).abs() > self.cfg.max_angle)
-
-    def compiled(self, arrays: TaskArrays) -> CompiledRows:
-        """Return the functions above as kernels."""
-        cfg, episode_ids = self.cfg, arrays.episode_ids
-        qpos, qvel, ctrl = arrays.field("qpos"), arrays.field("qvel"), arrays.field("ctrl")
-        return CompiledRows(
-            act=lambda ids, actions: pendulum.act(ids, actions, ctrl),
-            judge=lambda ids, _, obs, reward, terminated, success: pendulum.judge_pendulum(
-                ids, qpos, qvel, cfg.max_angle, obs, reward, terminated, success
-            ),
-            observe=lambda ids, obs: pendulum.observe(ids, qpos, qvel, obs),
-            reset=lambda ids, seed: pendulum.reset_pendulum(
-                ids, episode_ids, rng.stream_key(seed, "start"), cfg.reset_noise, qpos, qvel
-            ),
-        )
 
     def success(self, rows: Rows) -> Tensor:
         """Still up."""

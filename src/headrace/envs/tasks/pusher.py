@@ -13,13 +13,11 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from headrace._device import constant
-from headrace.envs.image_spec import ImageSpec
+from headrace.envs.image_spec import ImageSpec, PictureCfg
 from headrace.envs.task import Rows, Task, TaskCfg
-from headrace.envs.tasks.gymnasium_models import gymnasium_model
-from headrace.envs.tasks.pictures import PictureCfg
 from headrace.errors import DataError
 from headrace.sim.camera.camera import CameraSpec
-from headrace.sim.mujoco_api import Model, load_model
+from headrace.sim.mujoco_api import Model, gymnasium_model, load_model
 from headrace.types import Obs
 
 _JOINTS = 7
@@ -91,22 +89,7 @@ class Pusher(Task[PusherT]):
         rows.set("qvel", rows.uniform("qvel", _JOINTS, low=-0.005, high=0.005), index=slice(0, _JOINTS))
 
     def _object_start(self, rows: Rows, goal: Tensor) -> Tensor:
-        """Draw positions over the table, (n, 2), y first, and reject those too near the goal."""
-        if rows.device.type != "cpu":
-            return self._object_start_at_once(rows, goal)
-        place = torch.zeros_like(goal)
-        open_ = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        for attempt in range(_TRIES):
-            tried = rows.uniform("object", 2, draw=2 * attempt)
-            tried = torch.stack((tried[:, 0] * 0.3 - 0.3, tried[:, 1] * 0.4 - 0.2), dim=1)
-            place = torch.where(open_[:, None], tried, place)
-            open_ = open_ & (torch.linalg.vector_norm(place - goal, dim=1) <= _SMALLEST_PUSH)
-            if not bool(open_.any()):
-                break
-        return place
-
-    def _object_start_at_once(self, rows: Rows, goal: Tensor) -> Tensor:
-        """Do the same without a wait for a GPU after each try: all are drawn, the first is taken."""
+        """Draw positions over the table, (n, 2), y first: the first try that is not too near the goal."""
         drawn = rows.uniform("object", 2 * _TRIES)
         tried = torch.stack((drawn[:, 0::2] * 0.3 - 0.3, drawn[:, 1::2] * 0.4 - 0.2), dim=2)
         fine = torch.linalg.vector_norm(tried - goal[:, None], dim=2) > _SMALLEST_PUSH
@@ -126,12 +109,12 @@ class PusherGoal(Pusher[PusherGoalCfg]):
         self._place(rows, rows.uniform("goal", 2, low=-reach, high=reach))
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the object is at the goal."""
+        """Return whether the object is at the goal."""
         offset = rows.get("xpos", self._object)[:, :2] - rows.get("xpos", self._goal)[:, :2]
         return torch.linalg.vector_norm(offset, dim=1) < self.cfg.success_radius
 
     def success(self, rows: Rows) -> Tensor:
-        """Return the object is at the goal."""
+        """Return whether the object is at the goal."""
         return self.terminated(rows)
 
 
@@ -213,11 +196,11 @@ class PusherWords(PusherSolid):
 
     def reset(self, rows: Rows) -> None:
         """Put the goal where the words name it and the object somewhere else on the table."""
-        self._place(rows, goal_offsets(_chosen(rows), self.cfg.goal_range))
+        self._place(rows, goal_offsets(_choose_instruction(rows), self.cfg.goal_range))
 
     def instructions(self, rows: Rows) -> Sequence[str]:
         """Return one of ``INSTRUCTIONS`` for each row."""
-        return [INSTRUCTIONS[index] for index in _chosen(rows).tolist()]
+        return [INSTRUCTIONS[index] for index in _choose_instruction(rows).tolist()]
 
     def observe(self, rows: Rows) -> Obs:
         """``policy``: as of ``pusher-solid`` without the goal; ``critic`` has it."""
@@ -231,6 +214,6 @@ def goal_offsets(chosen: Tensor, reach: float) -> Tensor:
     return places.index_select(0, chosen) * reach
 
 
-def _chosen(rows: Rows) -> Tensor:
+def _choose_instruction(rows: Rows) -> Tensor:
     """Return which of ``INSTRUCTIONS`` each row's episode has, int64 (n,); a function of the episode alone."""
     return (rows.uniform("words", 1)[:, 0] * len(INSTRUCTIONS)).long()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headrace._device import constant
 from headrace.envs.task import Rows, Task, TaskCfg
-from headrace.envs.tasks import _walking_kernels as locomotion
-from headrace.envs.tasks.gymnasium_models import gymnasium_model
+from headrace.sim.mujoco_api import gymnasium_model
 from headrace.types import Obs
 
 
@@ -41,37 +39,18 @@ def walk_reward(cfg: WalkCfg, dt: float, before: Tensor, after: Tensor, fallen: 
         fallen: bool (n,).
         actions: float64 (n, A).
     """
-    if after.device.type != "cpu":
-        return walk_reward_reference(cfg, dt, before, after, fallen, actions)
-    out = np.empty(after.shape[0])
-    rows = before.numpy(), after.numpy(), fallen.numpy(), actions.numpy()
-    weights = dt, cfg.forward_reward_weight, cfg.healthy_reward, cfg.ctrl_cost_weight
-    locomotion.walk_rewards(*rows, weights, out)
-    return torch.from_numpy(out)
-
-
-def walk_reward_reference(
-    cfg: WalkCfg, dt: float, before: Tensor, after: Tensor, fallen: Tensor, actions: Tensor
-) -> Tensor:
-    """:func:`walk_reward` in torch operations, whose sums are taken in another order."""
     speed = (after - before) / dt
     healthy = (~fallen).to(torch.float64) * cfg.healthy_reward
-    effort = cfg.ctrl_cost_weight * (actions * actions).sum(dim=1)
-    return (cfg.forward_reward_weight * speed + healthy) - effort
+    # on the CPU numpy's sum, whose order is Gymnasium's
+    squares = actions * actions
+    effort = torch.from_numpy(squares.numpy().sum(axis=1)) if squares.is_cpu else squares.sum(dim=1)
+    return (cfg.forward_reward_weight * speed + healthy) - cfg.ctrl_cost_weight * effort
 
 
 def mass_center_x(positions: Tensor, mass: Tensor, total: float) -> Tensor:
     """x of the center of mass, float64 (n,), from the bodies' positions (n, bodies, 3) and masses (bodies,)."""
-    if positions.device.type != "cpu":
-        return mass_center_x_reference(positions, mass, total)
-    out = np.empty(positions.shape[0])
-    locomotion.mass_centers(positions.numpy(), mass.numpy(), total, out)
-    return torch.from_numpy(out)
-
-
-def mass_center_x_reference(positions: Tensor, mass: Tensor, total: float) -> Tensor:
-    """:func:`mass_center_x` in torch operations, whose sums are taken in another order."""
-    return (mass * positions[:, :, 0]).sum(dim=1) / total
+    # added up body by body, as Gymnasium does
+    return (mass * positions[:, :, 0]).cumsum(dim=1)[:, -1] / total
 
 
 def outside(height: Tensor, lowest: float, highest: float) -> Tensor:
@@ -134,7 +113,7 @@ class Ant(Task[AntCfg]):
         return walk_reward(self.cfg, self.dt, rows.recall("torso_x"), x, self.terminated(rows), actions)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the torso is too low or too high."""
+        """Return whether the torso is too low or too high."""
         cfg = self.cfg
         return rows.once("fallen", lambda: outside(rows.get("qpos", 2), cfg.healthy_z_min, cfg.healthy_z_max))
 
@@ -191,7 +170,7 @@ class Humanoid(Task[HumanoidCfg]):
         return walk_reward(self.cfg, self.dt, before, after, self.terminated(rows), actions)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the torso is too low or too high."""
+        """Return whether the torso is too low or too high."""
         lowest, highest = between(self.cfg.healthy_z_min, self.cfg.healthy_z_max)
         return rows.once("fallen", lambda: outside(rows.get("qpos", 2), lowest, highest))
 

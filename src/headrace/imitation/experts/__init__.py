@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace.errors import UnknownNameError
 from headrace.imitation.experts._aloha import aloha_expert
-from headrace.imitation.experts._libero import GRASPS, libero_expert
+from headrace.imitation.experts._libero import SKILLS, libero_expert
 from headrace.imitation.experts._pusher import pusher_expert
 from headrace.types import Obs
 
@@ -25,17 +25,17 @@ _EXPERTS: dict[str, tuple[Expert, float]] = {
 
 def expert_for(task: str) -> Expert:
     """Return the expert of a task, by the task's name."""
-    return libero_expert(task) if task in GRASPS else _known(task)[0]
+    return libero_expert(task) if task in SKILLS else _find_expert(task)[0]
 
 
 def disturbance_for(task: str) -> float:
     """Return how far a task's demonstrations are disturbed, so that a learner sees how its expert recovers."""
-    return 0.1 if task in GRASPS else _known(task)[1]
+    return 0.1 if task in SKILLS else _find_expert(task)[1]
 
 
-def _known(task: str) -> tuple[Expert, float]:
+def _find_expert(task: str) -> tuple[Expert, float]:
     if task not in _EXPERTS:
-        raise UnknownNameError("task with an expert", task, [*_EXPERTS, *GRASPS])
+        raise UnknownNameError("task with an expert", task, [*_EXPERTS, *SKILLS])
     return _EXPERTS[task]
 
 

@@ -62,12 +62,12 @@ def arm_pose(angles: Tensor) -> ArmPose:
     for joint, (axis, way) in enumerate(_CHAIN):
         anchors.append(place)
         axes.append(frame[:, :, axis])
-        frame = _turned(frame, axis, angles[:, joint])
+        frame = _turn(frame, axis, angles[:, joint])
         place = place + (frame * frame.new_tensor(way)).sum(dim=2)
     return ArmPose(anchors=torch.stack(anchors, 1), axes=torch.stack(axes, 1), wrist=place, frame=frame)
 
 
-def _turned(frame: Tensor, axis: int, angle: Tensor) -> Tensor:
+def _turn(frame: Tensor, axis: int, angle: Tensor) -> Tensor:
     """Return the frame (n, 3, 3) after a turn about one of its own axes."""
     first, second = frame[:, :, (axis + 1) % 3], frame[:, :, (axis + 2) % 3]
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]

@@ -1,4 +1,8 @@
-"""Stable-Baselines3's environment, and its PPO, an iteration at a time: its own ``collect_rollouts`` and ``train``."""
+"""Stable-Baselines3's environment, and its learners, an iteration at a time: ``collect_rollouts`` and ``train``.
+
+The algorithms are made from the shared settings or from their own keyword arguments; those that learn from a replay
+are saved with it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import pickle
 import time
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -16,19 +21,22 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 from torch import Tensor, nn
 
-from headrace.errors import DataError
+from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
 from headrace.learning.groups import ReadGroups, channels_first, is_image
 from headrace.learning.ppo import PPOCfg
-from headrace.libraries.checkpoint import META_KEY, CheckpointMeta, checked_fit
-from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, LearnerStep, MemoryState, Times
+from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, LearnerStep, MemoryState
 from headrace.libraries.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
+from headrace.libraries.training import META_KEY, CheckpointMeta, Times, check_fit
 from headrace.types import Obs, StateDict
 
 Array = NDArray[Any]
@@ -49,7 +57,10 @@ class Sb3Env(VecEnv):
         self._single = next(iter(groups)) if len(groups) == 1 else None
         space: spaces.Space[Any] = spaces.Dict(cast("Any", seen)) if self._single is None else seen[self._single]
         self.render_mode = "rgb_array"  # needed by the constructor below
-        super().__init__(core.num_envs, space, spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32))
+        actions: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (core.action_dim,), np.float32)
+        if core.discrete:
+            actions = spaces.Discrete(int(cast("spaces.Discrete", core.env.single_action_space).n))
+        super().__init__(core.num_envs, space, actions)
         self._actions: Array | None = None
         self._on_cpu = core.device.type == "cpu"
         # most infos say nothing, and making hundreds of them costs more than the rest of a step does here
@@ -85,13 +96,13 @@ class Sb3Env(VecEnv):
             self._blank = [{} for _ in range(self.num_envs)]
         obs, reward = self.arrays(step.obs), self._numpy(step.reward)
         if step.any_ended:
-            return obs, reward, self._numpy(step.ended), self._told(step)
+            return obs, reward, self._numpy(step.ended), self._make_infos(step)
         return obs, reward, np.zeros(self.num_envs, dtype=bool), list(self._blank)
 
     def _numpy(self, rows: Tensor) -> Array:
         return rows.numpy() if self._on_cpu else rows.cpu().numpy()
 
-    def _told(self, step: LearnerStep) -> list[dict[str, Any]]:
+    def _make_infos(self, step: LearnerStep) -> list[dict[str, Any]]:
         infos, ends = list(self._blank), step.info.get("ends")
         assert ends is not None
         final = self.arrays(step.info["final_obs"]) if "final_obs" in step.info else None
@@ -148,25 +159,38 @@ def _space(core: LearnerEnv, name: str, shape: tuple[int, ...]) -> spaces.Space[
     return spaces.Box(low, high, channels_first(shape), cast("Any", space.dtype))
 
 
-_STATES = ("policy", "policy.optimizer")
 _LEFT_OUT = ("system_info.txt",)
 """Says what machine a checkpoint is from, and is never read."""
 
 
 class Sb3Learner(Learner):
-    """Stable-Baselines3's PPO."""
+    """Stable-Baselines3's PPO, or what its keyword arguments in ``agent`` say."""
 
     library = "sb3"
 
-    def __init__(self, env: AnyEnv, settings: PPOCfg) -> None:
-        super().__init__(env, settings)
+    def __init__(self, env: AnyEnv, settings: PPOCfg, agent: dict[str, Any] | None = None) -> None:
+        super().__init__(env, settings, discrete=agent is not None)
         self._env = Sb3Env(self.core)
-        self.model = PPO(
+        total = 1
+        if agent is None:
+            self.model = self._make_ppo(settings)
+        else:
+            total = int(agent.pop("total_timesteps", 1))
+            self.model = make_model(agent, self._env, device=str(env.device), seed=settings.seed)
+            self.algorithm = type(self.model).__name__
+            self.settings = replace(settings, steps=steps_of(self.model, settings.steps))
+        # without a folder: SB3's own would leave an empty one in the temporary directory
+        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        # what learn() does before its loop: it resets the environment
+        _, self._callback = self.model._setup_learn(total_timesteps=total)  # pyright: ignore[reportPrivateUsage]
+
+    def _make_ppo(self, settings: PPOCfg) -> PPO:
+        return PPO(
             GroupPolicy if len(self.core.read.all) > 1 else "MlpPolicy",
             self._env,
             learning_rate=settings.learning_rate,
             n_steps=settings.steps,
-            batch_size=settings.minibatch_size(env.num_envs),
+            batch_size=settings.minibatch_size(self.core.num_envs),
             n_epochs=settings.epochs,
             gamma=settings.gamma,
             gae_lambda=settings.lam,
@@ -175,26 +199,24 @@ class Sb3Learner(Learner):
             vf_coef=settings.value_weight,
             max_grad_norm=settings.max_grad_norm,
             policy_kwargs=_policy(settings, self.core.read),
-            device=str(env.device),
+            device=str(self.core.device),
         )
-        # without a folder: SB3's own would leave an empty one in the temporary directory
-        self.model.set_logger(Logger(folder=None, output_formats=[]))
-        # what learn() does before its loop: it resets the environment
-        _, self._callback = self.model._setup_learn(total_timesteps=1)  # pyright: ignore[reportPrivateUsage]
 
     def iterate(self) -> Times:
         """One turn of ``learn``'s loop."""
         model, begin = self.model, time.perf_counter()
+        if isinstance(model, OffPolicyAlgorithm):
+            return learn_off_policy(model, self._env, self._callback, self.settings.steps)
         model.collect_rollouts(self._env, self._callback, model.rollout_buffer, self.settings.steps)
         between = time.perf_counter()
         model.train()
-        self._update_statistics()
+        self._update_statistics(model)
         return Times(between - begin, time.perf_counter() - between)
 
-    def _update_statistics(self) -> None:
+    def _update_statistics(self, model: PPO) -> None:
         """Show the rollout, which training has left flat, to the normalizers, which are ours and not SB3's."""
-        seen: Any = self.model.rollout_buffer.observations
-        policy = self.model.policy
+        seen: Any = model.rollout_buffer.observations
+        policy = model.policy
         for features in {policy.pi_features_extractor, policy.vf_features_extractor}:
             if isinstance(features, NormalizedVector):
                 rows = torch.as_tensor(seen, device=self.core.device)
@@ -219,19 +241,31 @@ class Sb3Learner(Learner):
     def load(self, path: Path, *, trust: bool = False) -> None:
         """Policy, statistics and optimizer. What SB3 pickles with them is not read: nothing needs trust."""
         del trust
+        names, tensors = self.model._get_torch_save_params()  # pyright: ignore[reportPrivateUsage]
         try:
             with zipfile.ZipFile(path) as archive:
-                files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in _STATES}
+                members = [*names, *(["pytorch_variables"] if tensors else [])]
+                files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in members}
             states = {
                 name: torch.load(file, map_location=self.core.device, weights_only=True) for name, file in files.items()
             }
         except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise DataError(f"{path}: not a checkpoint of sb3, or cut off: {error}") from error
-        checked_fit(path, self.library, lambda: self.model.set_parameters(states, device=self.core.device))
+        loose = states.pop("pytorch_variables", {})
+        check_fit(path, self.library, lambda: self.model.set_parameters(states, device=self.core.device))
+        for name in tensors:
+            getattr(self.model, name).data.copy_(loose[name].data)
+
+    def state_dict(self) -> StateDict:
+        """Environment, random streams, and the replay where there is one."""
+        more: StateDict = {"replay": off_policy_state(self.model)} if isinstance(self.model, OffPolicyAlgorithm) else {}
+        return {**super().state_dict(), **more}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from :meth:`state_dict`."""
         super().load_state_dict(state)
+        if isinstance(self.model, OffPolicyAlgorithm):
+            load_off_policy_state(self.model, state["replay"])
         self.model._last_obs = self._env.arrays(self.core.obs)  # pyright: ignore[reportPrivateUsage]  # where learn() goes on
 
     def policy(self, *, deterministic: bool = True) -> InferencePolicy:
@@ -239,7 +273,7 @@ class Sb3Learner(Learner):
 
         def act(obs: Obs, _: MemoryState | None) -> tuple[Tensor, None]:
             chosen = self.model.predict(self._env.arrays(obs), deterministic=deterministic)[0]
-            return self.core.rescaled(torch.from_numpy(chosen).to(self.core.device)), None
+            return self.core.rescale_actions(torch.from_numpy(chosen).to(self.core.device)), None
 
         return InferencePolicy(act)
 
@@ -258,3 +292,104 @@ def _policy(settings: PPOCfg, read: ReadGroups) -> dict[str, Any]:
     if any(map(is_image, read.all.values())):
         return chosen | {"features_extractor_class": Convolutions, "share_features_extractor": False}
     return chosen | ({"features_extractor_class": NormalizedVector} if settings.normalize_obs else {})
+
+
+ALGORITHMS = {"PPO": PPO, "SAC": SAC, "TD3": TD3, "DQN": DQN}
+_COUNTERS = ("num_timesteps", "_n_updates", "_n_calls", "exploration_rate")
+"""TD3 delays its policy by the second, DQN its target by the third."""
+_ROWS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def make_model(agent: dict[str, Any], env: VecEnv, **known: Any) -> PPO | OffPolicyAlgorithm:
+    """Return the model that keyword arguments describe; ``algorithm`` names its class.
+
+    Args:
+        agent: of the constructor; the policy is chosen for the observations where none is named, and a layer of
+            ``torch.nn`` may be named in ``policy_kwargs``.
+        env: to learn on.
+        **known: more arguments, where the agent does not have them.
+    """
+    name = agent.pop("algorithm", "PPO")
+    if name not in ALGORITHMS:
+        raise ConfigError(f"agent (--agent): expected one of {', '.join(ALGORITHMS)} as algorithm of sb3, got {name!r}")
+    seen = env.observation_space
+    several, image = isinstance(seen, spaces.Dict), len(seen.shape or ()) == 3
+    policy = agent.pop("policy", "MultiInputPolicy" if several else "CnnPolicy" if image else "MlpPolicy")
+    layers = agent.get("policy_kwargs")
+    if isinstance(layers, dict) and isinstance(activation := cast("dict[str, Any]", layers).get("activation_fn"), str):
+        layers["activation_fn"] = getattr(nn, activation.rpartition(".")[2])
+    if isinstance(agent.get("train_freq"), list):
+        agent["train_freq"] = tuple(agent["train_freq"])
+    model = ALGORITHMS[name](policy, env, **(known | agent))
+    if isinstance(model, OffPolicyAlgorithm) and _frequency(model).unit != TrainFrequencyUnit.STEP:
+        raise ConfigError("agent (--agent): train_freq: expected a number of steps, got episodes")
+    return model
+
+
+def steps_of(model: PPO | OffPolicyAlgorithm, steps: int) -> int:
+    """Return the steps of an iteration: a rollout, or at least ``steps`` in whole turns of collecting and learning."""
+    if isinstance(model, PPO):
+        return model.n_steps
+    every = _frequency(model).frequency
+    return -(-steps // every) * every
+
+
+def learn_off_policy(model: OffPolicyAlgorithm, env: VecEnv, callback: BaseCallback, steps: int) -> Times:
+    """Take turns of ``learn``'s loop until ``steps`` steps of each environment are collected."""
+    every, collect, learn = _frequency(model), 0.0, 0.0
+    for _ in range(steps // every.frequency):
+        begin = time.perf_counter()
+        model.collect_rollouts(
+            env,
+            callback,
+            every,
+            cast("Any", model.replay_buffer),
+            action_noise=model.action_noise,
+            learning_starts=model.learning_starts,
+            log_interval=None,
+        )
+        between = time.perf_counter()
+        turns = model.gradient_steps if model.gradient_steps >= 0 else every.frequency
+        if model.num_timesteps > model.learning_starts and turns:
+            model.train(gradient_steps=turns, batch_size=model.batch_size)
+        collect, learn = collect + between - begin, learn + time.perf_counter() - between
+    return Times(collect, learn)
+
+
+def off_policy_state(model: OffPolicyAlgorithm) -> StateDict:
+    """Return the replay, its counters and the stream of random first actions, sharing the memory of the replay."""
+    buffer: Any = model.replay_buffer
+    kept = min(buffer.size() + 1, buffer.buffer_size)  # SB3 may keep the newest next observation one row ahead
+
+    def rows(values: Any) -> Any:
+        return {k: rows(v) for k, v in values.items()} if isinstance(values, dict) else torch.from_numpy(values[:kept])
+
+    return {
+        "rows": {name: rows(getattr(buffer, name)) for name in _ROWS if hasattr(buffer, name)},
+        "counters": [buffer.pos, buffer.full, *(getattr(model, name, None) for name in _COUNTERS)],
+        "sampling": model.action_space.np_random.bit_generator.state,
+    }
+
+
+def load_off_policy_state(model: OffPolicyAlgorithm, state: StateDict) -> None:
+    """Go on from :func:`off_policy_state`."""
+    buffer: Any = model.replay_buffer
+
+    def fill(target: Any, values: Any) -> None:
+        if isinstance(values, dict):
+            for name, each in cast("dict[str, Any]", values).items():
+                fill(target[name], each)
+        else:
+            target[: len(values)] = values.numpy()
+
+    for name, values in state["rows"].items():
+        fill(getattr(buffer, name), values)
+    buffer.pos, buffer.full, *counters = state["counters"]
+    for name, value in zip(_COUNTERS, counters, strict=False):  # DQN's came later
+        if value is not None:
+            setattr(model, name, value)
+    model.action_space.np_random.bit_generator.state = state["sampling"]
+
+
+def _frequency(model: OffPolicyAlgorithm) -> TrainFreq:
+    return cast("TrainFreq", model.train_freq)

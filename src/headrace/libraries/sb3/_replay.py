@@ -98,7 +98,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self.frames = replay.ReplayBuffer(
             self.buffer_size * n_envs,
             n_envs,
-            _shaped(observation_space, self.obs_shape),
+            _describe_space(observation_space, self.obs_shape),
             self._action_spec,
             stack=stack,
             n_step=n_steps,
@@ -177,10 +177,10 @@ class FrameReplayBuffer(ReplayBuffer):
         return {name: value.to(self.device) for name, value in plain.items()}
 
 
-def _shaped(space: spaces.Space[Any], shape: Any) -> ArraySpec | dict[str, ArraySpec]:
+def _describe_space(space: spaces.Space[Any], shape: Any) -> ArraySpec | dict[str, ArraySpec]:
     """Return what SB3 stores for a space: (1,) for a discrete one, a dict of arrays for a dict."""
     if isinstance(space, spaces.Dict):
         parts = cast("dict[str, tuple[int, ...]]", shape)
-        return {name: cast("ArraySpec", _shaped(part, parts[name])) for name, part in space.spaces.items()}
+        return {name: cast("ArraySpec", _describe_space(part, parts[name])) for name, part in space.spaces.items()}
     dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
     return ArraySpec(tuple(int(size) for size in shape), dtype)

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from headrace.errors import DataError, LifecycleError, PolicyError
-from headrace.policies.batching import Answer, Batching
+from headrace.policies.batching import Answer, Asker, Batching
 from headrace.policies.engines import Reply, Request
 from headrace.policies.protocol import (
     TENSOR_FIELDS,
@@ -23,8 +23,11 @@ from headrace.policies.protocol import (
     RemembersEpisodes,
     has_memory,
 )
-from headrace.policies.verification import Asker
+from headrace.policies.serving._links import is_lost
 from headrace.types import Obs
+
+if TYPE_CHECKING:
+    from headrace.policies.serving._forward import Upstream
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,11 +70,18 @@ class Batcher:
     """Owns the model's thread. Requests come from any thread; while the model runs, the next batch collects."""
 
     def __init__(
-        self, policy: ChunkPolicy, batching: Batching, *, max_rows: int, max_wait: float, linger: float = 30.0
+        self,
+        policy: ChunkPolicy,
+        batching: Batching,
+        *,
+        max_rows: int,
+        max_wait: float,
+        linger: float = 30.0,
+        upstream: Upstream | None = None,
     ) -> None:
-        self._ask, self._batching = Asker(policy, batching, alone=False), batching
+        self._ask, self._batching = upstream or Asker(policy, batching, alone=False), batching
         self._max_rows, self._max_wait, self._linger = max_rows, max_wait, linger
-        self._memory = cast("RemembersEpisodes", policy) if has_memory(policy) else None
+        self._memory = cast("RemembersEpisodes", upstream or policy) if has_memory(policy) else None
         self._episodes: dict[tuple[int, int], tuple[int, str]] = {}
         """Episodes in the policy's memory: the client that plays each, and its instruction."""
         self._gone: dict[int, float] = {}
@@ -222,12 +232,13 @@ class Batcher:
             answer = self._run(_merge(self._keep(jobs)))
         # whatever a policy raises goes to the clients; the model's thread must live on
         except BaseException as error:  # noqa: BLE001  # told to the client
-            if len(jobs) > 1:  # one client's rows must not fail the others'
+            if len(jobs) > 1 and not is_lost(error):  # one client's rows must not fail the others'
                 for job in jobs:
                     self._answer([job])
                 return
-            self.stats.failed += 1
-            jobs[0].future.set_exception(_as_policy_error(error))
+            self.stats.failed += len(jobs)
+            for job in jobs:
+                job.future.set_exception(_as_policy_error(error))
             return
         seconds = time.perf_counter() - begin
         stats = self.stats
@@ -245,7 +256,7 @@ class Batcher:
 
     def _run(self, request: Request) -> Answer:
         count = len(request.context)
-        if self._batching.mode == "strict" or self._batching.buckets or count <= self._max_rows:
+        if self._batching.mode == "strict" or count <= self._max_rows:
             return self._ask(request.obs, request.context, request.ended)
         parts: list[Answer] = []
         for rows in torch.arange(count).split(self._max_rows):
@@ -267,14 +278,19 @@ def _merge(requests: Sequence[Request]) -> Request:
     tensors = {name: torch.cat([getattr(context, name) for context in contexts]) for name in TENSOR_FIELDS}
     obs: Obs = {name: torch.cat([request.obs[name] for request in requests]) for name in requests[0].obs}
     texts = tuple(text for context in contexts for text in context.instructions)
-    ended: EpisodeRows | None = None
-    if over := [request.ended for request in requests if request.ended is not None]:
-        ended = EpisodeRows(
-            seeds=torch.cat([rows.seeds for rows in over]),
-            episode_ids=torch.cat([rows.episode_ids for rows in over]),
-            instructions=tuple(text for rows in over for text in rows.instructions),
-        )
+    ended = join_rows([request.ended for request in requests if request.ended is not None])
     return Request(obs=obs, context=ChunkContext(instructions=texts, **tensors), ended=ended)
+
+
+def join_rows(parts: Sequence[EpisodeRows]) -> EpisodeRows | None:
+    """Return the episodes of all parts; None where there are none."""
+    if not parts:
+        return None
+    return EpisodeRows(
+        seeds=torch.cat([rows.seeds for rows in parts]),
+        episode_ids=torch.cat([rows.episode_ids for rows in parts]),
+        instructions=tuple(text for rows in parts for text in rows.instructions),
+    )
 
 
 def _as_policy_error(error: BaseException) -> BaseException:

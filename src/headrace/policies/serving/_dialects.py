@@ -9,41 +9,22 @@ from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, PolicyError
 from headrace.policies.batching import COUNTS, Answer
 from headrace.policies.engines import Request
 from headrace.policies.observation_map import ObservationMap, take_actions, to_array
+from headrace.policies.preflight import FeatureSpec
+from headrace.policies.protocol import TENSOR_FIELDS, ChunkContext, ChunkPolicy, EpisodeRows, one_row
 from headrace.policies.serving._links import Link
 from headrace.policies.serving._wire import Array, ArrayForm, pack, shorten, unpack, unpack_map
-from headrace.policies.serving.images import Images, encode_images, is_picture
-from headrace.policies.serving.remote_cfg import ImageCoding
+from headrace.types import Obs
 
 PROTOCOL = 1
 """Of what headrace's own server and client say beyond openpi's frames."""
 _LARGEST_SIZE = 1 << 20
 """Of a horizon, an action or a batch: memory is allocated by what a server says of itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebsocketDialect:
-    """A relative of openpi's wire. A request is one row; the framing is the same for all."""
-
-    path: str = ""
-    """Of the address, where the user gives none."""
-    extra: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Added to every request."""
-    session_key: str | None = None
-    """The key under which the episode's identity is sent as a text."""
-    reset: Mapping[str, str] | None = None
-    """Sent when all rows of a request begin their episodes; the server has one state for all of them."""
-
-
-WEBSOCKET_DIALECTS: dict[str, WebsocketDialect] = {
-    "openpi": WebsocketDialect(),
-    "roboarena": WebsocketDialect(extra={"endpoint": "infer"}, session_key="session_id", reset={"endpoint": "reset"}),
-    "vllm-omni": WebsocketDialect(path="/v1/realtime/robot/openpi", reset={"endpoint": "reset"}),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +40,8 @@ class ServerSizes:
     """Whether its policy keeps something per episode."""
     process: str = ""
     """Of a policy with memory: which server this is; another one in its place remembers nothing."""
+    features: Mapping[str, FeatureSpec] = field(default_factory=dict[str, FeatureSpec])
+    """What it states about the inputs and the action of its policy."""
 
 
 class _Speaker:
@@ -89,12 +72,9 @@ class _Speaker:
 class WebsocketSpeaker(_Speaker):
     """openpi's wire: a row per request for servers of others, all rows in one for ``headrace serve``."""
 
-    def __init__(
-        self, server: str, dialect: WebsocketDialect, mapping: ObservationMap | None, coding: ImageCoding, limit: int
-    ) -> None:
+    def __init__(self, server: str, mapping: ObservationMap | None, limit: int) -> None:
         super().__init__(server, limit)
-        self._dialect, self._mapping = dialect, mapping
-        self._coding: ImageCoding = coding
+        self._mapping = mapping
         self._ours = False
         self.metadata: dict[str, object] = {}
 
@@ -123,24 +103,15 @@ class WebsocketSpeaker(_Speaker):
             return [self._our_frame(request)]
         mapping, context = cast("ObservationMap", self._mapping), request.context
         columns = mapping.fill(request.obs)
-        identities = list(zip(context.seeds.tolist(), context.episode_ids.tolist(), strict=True))
         frames: list[memoryview] = []
-        if self._dialect.reset is not None and not context.chunk_index.any() and len(context):
-            frames.append(pack(self._dialect.reset))
-        for row, (seed, episode) in enumerate(identities):
+        for row, text in enumerate(context.instructions):
             message: dict[str, object] = {key: values[row] for key, values in columns.items()}
-            if mapping.prompt is not None:
-                message[mapping.prompt] = context.instructions[row]
-            if self._dialect.session_key is not None:
-                message[self._dialect.session_key] = f"{seed}-{episode}"
-            frames.append(pack({**message, **self._dialect.extra}))
+            frames.append(pack(message if mapping.prompt is None else {**message, mapping.prompt: text}))
         return frames
 
     def answer(self, frames: Sequence[bytes | str], request: Request) -> Answer:
         """Return the actions of all rows."""
         rows = len(request.context)
-        if not self._ours and len(frames) == rows + 1:  # the answer to a reset, a text in RoboArena
-            frames = frames[1:]
         for frame in reversed(frames):
             if isinstance(frame, str):
                 raise self._failed(frame)
@@ -159,7 +130,10 @@ class WebsocketSpeaker(_Speaker):
             raise PolicyError(f"server {self._server}: {error}") from error
 
     def _our_frame(self, request: Request) -> memoryview:
-        obs = {name: self._coded(to_array(name, values)) for name, values in request.obs.items()}
+        if self._mapping is not None and self._mapping.keys:
+            obs = self._mapping.fill(request.obs)
+        else:
+            obs = {name: to_array(name, values) for name, values in request.obs.items()}
         ours: dict[str, object] = {"protocol": PROTOCOL, "context": request.context.to_arrays()}
         if request.ended is not None:
             ended = request.ended
@@ -169,11 +143,6 @@ class WebsocketSpeaker(_Speaker):
                 "instructions": list(ended.instructions),
             }
         return pack({"obs": obs, "headrace": ours})
-
-    def _coded(self, values: Array) -> object:
-        if self._coding == "raw" or not values.size or not is_picture(values.shape[1:], values.dtype):
-            return values
-        return encode_images(cast("Images", values), self._coding)
 
     def _our_answer(self, message: object) -> Answer:
         found = cast("dict[str, object]", message) if isinstance(message, dict) else {}
@@ -193,24 +162,12 @@ class WebsocketSpeaker(_Speaker):
         return message
 
     def _check_foreign(self) -> None:
-        """Return what RoboArena and vLLM-Omni say about pictures; openpi's own metadata says nothing that could be
-        checked."""
+        """Refuse what only our own server understands; openpi's metadata says nothing that could be checked."""
         if self._mapping is None or not self._mapping.keys:
             raise ConfigError(
                 f"server {self._server}: expected a mapping, since it is not a headrace server (its metadata has "
                 f"{sorted(self.metadata)}); pass ObservationMap(keys={{'observation/state': 'policy', …}}) or --map"
             )
-        if self._coding != "raw":
-            raise ConfigError(f"server {self._server}: compressed images are understood by 'headrace serve' only")
-        said = self.metadata.get("policy_server_config", self.metadata)
-        told = cast("dict[str, object]", said) if isinstance(said, dict) else {}
-        size = told.get("image_resolution")
-        if isinstance(size, list) and self._mapping.image_size not in (None, tuple(cast("list[int]", size))):
-            raise ConfigError(f"server {self._server}: wants images {size}, the mapping has {self._mapping.image_size}")
-        for needed, part in (("needs_wrist_camera", "wrist"), ("needs_session_id", "session")):
-            keys = [*self._mapping.keys, self._dialect.session_key or ""]
-            if told.get(needed) is True and not any(part in key for key in keys):
-                raise ConfigError(f"server {self._server}: {needed}, but no key of the mapping has {part!r} in it")
 
 
 class Gr00tSpeaker(_Speaker):
@@ -242,7 +199,10 @@ class Gr00tSpeaker(_Speaker):
             raise PolicyError(f"server {self._server}: cannot read its modality configuration: {error!r}") from error
         self._check()
         history = max((1 - min(m.deltas) for n, m in self._modalities.items() if n in ("video", "state")), default=1)
-        self.sizes = ServerSizes(horizon=len(self._modalities["action"].deltas), obs_steps=history)
+        dtypes = {"video": "uint8", "state": None}
+        features = {f"{m}.{key}": FeatureSpec(dtype=dtypes[m]) for m in dtypes for key in self._keys(m)}
+        horizon = len(self._modalities["action"].deltas)
+        self.sizes = ServerSizes(horizon=horizon, obs_steps=history, features=features)
 
     def frames(self, request: Request) -> list[memoryview]:
         """One request for all rows; a reset before it where all of them begin."""
@@ -290,10 +250,6 @@ class Gr00tSpeaker(_Speaker):
 
     def _check(self) -> None:
         wanted = {f"{modality}.{key}" for modality in ("video", "state") for key in self._keys(modality)}
-        if any(
-            "." in key and key.split(".")[0] in ("video", "state") for m in ("video", "state") for key in self._keys(m)
-        ):
-            raise ConfigError(f"server {self._server}: speaks the flat form of GR00T n1.5; use n1.6 or later")
         given = set(self._mapping.keys)
         if wanted != given:
             raise ConfigError(
@@ -339,7 +295,138 @@ def _our_sizes(server: str, told: dict[str, object]) -> ServerSizes:
         strict_size=sizes["strict_size"] or None,
         memory=told.get("memory") is True,
         process=str(told.get("process", "")) if told.get("memory") is True else "",
+        features=_features(server, told.get("features", {})),  # 0.2 sends none
     )
 
 
+def _features(server: str, told: object) -> dict[str, FeatureSpec]:
+    try:
+        if isinstance(told, dict):
+            return {str(key): FeatureSpec.from_json(spec) for key, spec in cast("dict[object, object]", told).items()}
+    except DataError as error:
+        raise PolicyError(f"server {server}: {error}") from error
+    raise PolicyError(f"server {server}: expected a map of features, got {shorten(told)}")
+
+
 Speaker: TypeAlias = WebsocketSpeaker | Gr00tSpeaker
+
+
+_MOST_ROWS = 1 << 16
+_EPISODE_KEYS = ("episode/seed", "episode/id", "episode/chunk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Who sends requests without an identity: they are the chunks of episode ``number`` of seed 0."""
+
+    number: int
+    requests: int
+
+
+def read_request(message: Mapping[str, object], policy: ChunkPolicy, visitor: Visitor) -> tuple[Request, bool]:
+    """Return the request in a decoded frame, and whether it is one of ours (n rows); else it is openpi's (one row)."""
+    if "headrace" in message:
+        return _ours(message, policy), True
+    return _openpi(message, policy, visitor), False
+
+
+def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
+    told, obs = message["headrace"], message.get("obs")
+    if not isinstance(told, dict) or not isinstance(obs, dict):
+        raise DataError(f"request: expected maps under 'headrace' and 'obs', got {shorten(message)}")
+    fields = cast("dict[str, object]", told)
+    if type(fields.get("protocol")) is not int or fields["protocol"] != PROTOCOL:
+        raise DataError(
+            f"request: expected protocol {PROTOCOL}, got {shorten(fields.get('protocol'))}; use one version"
+        )
+    context = _context(fields.get("context"), policy)
+    groups = {name: _tensor(f"obs {name!r}", values) for name, values in cast("dict[str, object]", obs).items()}
+    for name, values in groups.items():
+        if not values.dim() or len(values) != len(context):
+            raise DataError(f"request: expected {len(context)} rows of {name!r}, got {tuple(values.shape)}")
+    return Request(obs=groups, context=context, ended=_ended(fields.get("ended")))
+
+
+def _context(told: object, policy: ChunkPolicy) -> ChunkContext:
+    if not isinstance(told, dict):
+        raise DataError(f"request: expected a context map, got {shorten(told)}")
+    fields = cast("dict[str, object]", told)
+    texts = _texts(fields.get("instructions"))
+    count = len(texts)
+    tensors: dict[str, Tensor] = {}
+    for name in TENSOR_FIELDS:
+        values = _tensor(f"context {name!r}", fields.get(name))
+        shape = (count, policy.horizon, policy.action_dim) if name == "left_over" else (count,)
+        dtype = torch.float32 if name == "left_over" else torch.int64
+        if tuple(values.shape) != shape or values.dtype != dtype:
+            raise DataError(f"request: expected {name} {dtype} {shape}, got {values.dtype} {tuple(values.shape)}")
+        most = policy.horizon if name in ("left_over_length", "delay") else None
+        if values.dtype == torch.int64 and name != "seeds" and not _all_within(values, most):
+            upto = "" if most is None else f" to {most}"
+            raise DataError(f"request: expected {name} from 0{upto}, got {values.tolist()[:8]}")
+        tensors[name] = values
+    return ChunkContext(instructions=texts, **tensors)
+
+
+def _all_within(values: Tensor, most: int | None) -> bool:
+    return not len(values) or (int(values.min()) >= 0 and (most is None or int(values.max()) <= most))
+
+
+def _ended(told: object) -> EpisodeRows | None:
+    if told is None:
+        return None
+    if not isinstance(told, dict):
+        raise DataError(f"request: expected a map of ended episodes, got {shorten(told)}")
+    fields = cast("dict[str, object]", told)
+    texts = _texts(fields.get("instructions"))
+    seeds, ids = (_tensor(f"ended {name!r}", fields.get(name)) for name in ("seeds", "episode_ids"))
+    if seeds.shape != (len(texts),) or ids.shape != (len(texts),) or {seeds.dtype, ids.dtype} != {torch.int64}:
+        raise DataError(f"request: expected {len(texts)} int64 seeds and ids of ended episodes")
+    return EpisodeRows(seeds=seeds, episode_ids=ids, instructions=texts)
+
+
+def _openpi(message: Mapping[str, object], policy: ChunkPolicy, visitor: Visitor) -> Request:
+    """One observation under openpi's flat keys; ``observation/state`` is the group ``policy``."""
+    obs: Obs = {}
+    for key, value in message.items():
+        if key in ("prompt", *_EPISODE_KEYS):
+            continue
+        name = key.removeprefix("observation/")
+        group = "policy" if name in ("state", "policy") else name
+        if group in obs:
+            raise DataError(f"request: two keys for the group {group!r}, one of them {key!r}")
+        obs[group] = _tensor(f"{key!r}", np.asarray(value) if isinstance(value, float | int) else value)[None]
+    if not obs:
+        raise DataError(f"request: expected an observation, such as observation/state, got {shorten(message)}")
+    prompt = message.get("prompt", "")
+    if not isinstance(prompt, str):
+        raise DataError(f"request: expected a text under 'prompt', got {shorten(prompt)}")
+    defaults = (0, visitor.number, visitor.requests)
+    seed, episode, chunk = (
+        _integer(key, message.get(key, default)) for key, default in zip(_EPISODE_KEYS, defaults, strict=True)
+    )
+    size = policy.horizon, policy.action_dim
+    context = one_row(prompt, seed=seed, env_id=visitor.number, episode_id=episode, chunk_index=chunk, size=size)
+    return Request(obs=obs, context=context)
+
+
+def _integer(key: str, value: object) -> int:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < 1 << 62:
+        return int(value)
+    raise DataError(f"request: expected a number from 0 under {key!r}, got {shorten(value)}")
+
+
+def _texts(told: object) -> tuple[str, ...]:
+    if not isinstance(told, list) or not all(isinstance(text, str) for text in cast("list[object]", told)):
+        raise DataError(f"request: expected a list of instructions, one text per row, got {shorten(told)}")
+    if len(cast("list[object]", told)) > _MOST_ROWS:
+        raise DataError(f"request: expected at most {_MOST_ROWS} rows, got {len(cast('list[object]', told))}")
+    return tuple(cast("list[str]", told))
+
+
+def _tensor(what: str, value: object) -> Tensor:
+    if not isinstance(value, np.ndarray) or cast("Array", value).dtype.kind not in "biuf":
+        raise DataError(f"request: expected an array of numbers for {what}, got {shorten(value)}")
+    array = cast("Array", value)
+    # a policy may write into what it is given: a copy, since a decoded array is read-only
+    return torch.from_numpy(np.array(array))

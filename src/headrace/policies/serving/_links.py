@@ -27,6 +27,11 @@ class LinkLost(Exception):  # noqa: N818  # not an error of the caller: the requ
     """The connection is gone: reconnect and send again."""
 
 
+def is_lost(error: BaseException | None) -> bool:
+    """Whether an error comes from a server that cannot be reached."""
+    return error is not None and (isinstance(error, LinkLost) or is_lost(error.__cause__))
+
+
 class WebsocketLink:
     """A websocket without compression, as openpi's client opens it. Used by one thread."""
 

@@ -8,21 +8,21 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError, UnknownNameError
+from headrace.errors import ConfigError, HeadraceError, LifecycleError, PolicyError
 from headrace.policies.batching import Answer
 from headrace.policies.engines import EnginePolicy, RememberingEnginePolicy, Reply, Request
 from headrace.policies.observation_map import ObservationMap
-from headrace.policies.protocol import ChunkPolicy, checked_chunk, named, one_row
-from headrace.policies.serving._dialects import WEBSOCKET_DIALECTS, Gr00tSpeaker, Speaker, WebsocketSpeaker
+from headrace.policies.protocol import ChunkPolicy, check_chunk, named, one_row
+from headrace.policies.serving._dialects import Gr00tSpeaker, Speaker, WebsocketSpeaker
 from headrace.policies.serving._links import Link, LinkLost, WebsocketLink, ZmqLink, persist
-from headrace.policies.serving.remote_cfg import DialectName, RemoteCfg
+from headrace.policies.serving.remote_cfg import RemoteCfg
 from headrace.types import Obs
 
-_MOST_SENDS = 5
+MOST_SENDS = 5
 """Of one request: a server that dies of it each time would do so for ever."""
-_TURN = 0.002
-"""Seconds for which one of several connections is listened to."""
-_PORTS = {"openpi": 8000, "roboarena": 8000, "vllm-omni": 8000, "gr00t": 5555}
+_PORTS = {"openpi": 8000, "gr00t": 5555}
+_DIALECTS = {"openpi": "openpi", "ws": "openpi", "wss": "openpi", "gr00t": "gr00t", "tcp": "gr00t"}
+"""Scheme of an address → what the server speaks."""
 
 
 class RemoteEngine:
@@ -52,20 +52,20 @@ class RemoteEngine:
             action_dim: size of an action, where the server does not say.
         """
         self._cfg = server if isinstance(server, RemoteCfg) else RemoteCfg(server)
-        self._address, self._dialect = _resolve(self._cfg.address, self._cfg.dialect)
-        self._mapping = mapping
+        self._address, self._dialect = resolve_address(self._cfg.address)
+        self.mapping = mapping
         self._given = (horizon, action_dim)
         self._closed = False
-        first = self._line()
-        first.greet()
-        self.sizes = first.speaker.sizes
+        self._line = self._make_line()
+        self._line.greet()
+        self.sizes = self._line.speaker.sizes
+        self.feature_specs = self.sizes.features
+        self.strict_size = self.sizes.strict_size
+        """Rows of the server's strict batches; None where its answers depend on who shares a batch."""
         self._policy: EnginePolicy | None = None
         rows, width = self._dimension("horizon"), self._dimension("action_dim")
         if rows is not None and width is not None:
             self._policy = self._sized_policy(rows, width)
-        # a policy with memory sees the chunks of an episode in their order: one request at a time
-        self.capacity = 1 if self.sizes.memory else self._cfg.connections
-        self._lines = [first, *(self._line() for _ in range(self.capacity - 1))]
 
     @property
     def policy(self) -> ChunkPolicy:
@@ -78,34 +78,18 @@ class RemoteEngine:
         return self._policy
 
     @property
-    def strict_size(self) -> int | None:
-        """Rows of the server's strict batches; None where its answers depend on who shares a batch.
-
-        Compressed pictures that are not exact make them differ from an inline run, too.
-        """
-        return None if self._cfg.images == "jpeg" else self.sizes.strict_size
-
-    @property
     def busy(self) -> bool:
-        """No further request can be taken."""
-        return all(line.call is not None for line in self._lines)
-
-    @property
-    def pending(self) -> bool:
         """A request is under way, or its reply has not been fetched."""
-        return any(line.call is not None for line in self._lines)
+        return self._line.call is not None
+
+    pending = busy  # one request at a time
 
     def probe(self, obs: Obs, instructions: tuple[str, ...] = ("",)) -> ChunkPolicy:
         """Learn the sizes from one answer to one observation row, group → (1, …)."""
-        line = self._line()
-        try:
-            line.greet()
-            line.begin(Request(obs=obs, context=one_row(instructions[0])))
-            answer: Answer | None = None
-            while answer is None:
-                answer = line.advance(self._cfg.timeout)
-        finally:
-            line.link.close()
+        self._line.begin(Request(obs=obs, context=one_row(instructions[0])))
+        answer: Answer | None = None
+        while answer is None:
+            answer = self._line.advance(self._cfg.timeout)
         shape = tuple(answer.actions.shape)
         if len(shape) != 3 or shape[0] != 1:
             raise PolicyError(f"server {self._address}: expected a chunk (horizon, A), got {shape[1:]}")
@@ -114,48 +98,36 @@ class RemoteEngine:
 
     def submit(self, request: Request) -> None:
         """Send a request; its answer is fetched by :meth:`poll`."""
-        free = next((line for line in self._lines if line.call is None), None)
-        if free is None or self._closed:
-            raise LifecycleError("engine: it is closed, or has as many requests under way as connections; poll first")
+        if self.busy or self._closed:
+            raise LifecycleError("engine: it is closed, or a request is under way; poll first")
         with _blaming(request):
-            free.begin(request)
+            self._line.begin(request)
 
     def poll(self, *, wait: bool) -> Reply | None:
-        """Return the first reply there is, in any order; with ``wait``, wait for one."""
-        while waiting := [line for line in self._lines if line.call is not None]:
-            for line in waiting:
-                patience = 0.0 if not wait else self._cfg.timeout if len(waiting) == 1 else _TURN
-                if (reply := self._advance(line, patience)) is not None:
-                    return reply
+        """Return the reply, if it is there; with ``wait``, wait for it."""
+        while (call := self._line.call) is not None:
+            with _blaming(call.request):
+                answer = self._line.advance(self._cfg.timeout if wait else 0.0)
+                if answer is not None:
+                    actions = check_chunk(answer.actions, self.policy, call.request.context, read=None)
+                    actions = actions if self.mapping is None else self.mapping.finish(actions)
+                    seconds = time.monotonic() - call.begun
+                    return Reply(request=call.request, answer=replace(answer, actions=actions), seconds=seconds)
             if not wait:
                 return None
         return None
 
     def close(self) -> None:
-        """Disconnect; requests under way are dropped."""
+        """Disconnect; a request under way is dropped."""
         self._closed = True
-        for line in self._lines:
-            line.call = None
-            line.link.close()
+        self._line.call = None
+        self._line.link.close()
 
     def __enter__(self) -> RemoteEngine:
         return self
 
     def __exit__(self, *reason: object) -> None:
         self.close()
-
-    def _advance(self, line: _Line, patience: float) -> Reply | None:
-        """Return the reply on a connection, if it comes within the seconds."""
-        call = line.call
-        assert call is not None
-        with _blaming(call.request):
-            answer = line.advance(patience)
-            if answer is None:
-                return None
-            actions = checked_chunk(answer.actions, self.policy, call.request.context, read=None)
-            actions = actions if self._mapping is None else self._mapping.finish(actions)
-        seconds = time.monotonic() - call.begun
-        return Reply(request=call.request, answer=replace(answer, actions=actions), seconds=seconds)
 
     def _sized_policy(self, horizon: int, action_dim: int) -> EnginePolicy:
         kind = RememberingEnginePolicy if self.sizes.memory else EnginePolicy
@@ -169,13 +141,12 @@ class RemoteEngine:
             raise ConfigError(f"{name}: expected {given}, got a server whose policy has {name} {said}")
         return given if said is None else said
 
-    def _line(self) -> _Line:
+    def _make_line(self) -> _Line:
         cfg, address = self._cfg, self._address
         if self._dialect == "gr00t":
-            speaker = Gr00tSpeaker(address, self._mapping, cfg.api_key, cfg.frame_limit)
+            speaker = Gr00tSpeaker(address, self.mapping, cfg.api_key, cfg.frame_limit)
             return _Line(address, ZmqLink(address, cfg), speaker, cfg)
-        dialect = WEBSOCKET_DIALECTS[self._dialect]
-        speaker = WebsocketSpeaker(address, dialect, self._mapping, cfg.images, cfg.frame_limit)
+        speaker = WebsocketSpeaker(address, self.mapping, cfg.frame_limit)
         return _Line(address, WebsocketLink(address, cfg), speaker, cfg)
 
 
@@ -227,8 +198,6 @@ class _Line:
 
     def begin(self, request: Request) -> None:
         """Send the first frames of a request."""
-        if not self._greeted:
-            self.greet()
         call = _Call(request=request, frames=self.speaker.frames(request), begun=time.monotonic())
         self.call = call
         self._attempt(lambda: self._send_first(call))
@@ -265,9 +234,9 @@ class _Line:
                         return True
                     self.link.close()
                     call.losses.append(str(error))
-                    if len(call.losses) >= _MOST_SENDS:
+                    if len(call.losses) >= MOST_SENDS:
                         raise PolicyError(
-                            f"server {self._address}: lost the connection {_MOST_SENDS} times under one request: "
+                            f"server {self._address}: lost the connection {MOST_SENDS} times under one request: "
                             f"{call.losses}"
                         ) from error
         except HeadraceError:
@@ -329,9 +298,8 @@ def _blaming(request: Request) -> Generator[None]:
         raise PolicyError(text + whose) from error
 
 
-def _resolve(address: str, dialect: DialectName | None) -> tuple[str, str]:
+def resolve_address(address: str) -> tuple[str, str]:
     """Return the transport's address and the dialect."""
-    known = (*WEBSOCKET_DIALECTS, "gr00t")
     try:
         parts = urlsplit(address)
         port = parts.port
@@ -339,15 +307,9 @@ def _resolve(address: str, dialect: DialectName | None) -> tuple[str, str]:
         raise ConfigError(
             f"server address: expected SCHEME://HOST:PORT with a port from 1 to 65535, got {address!r} ({error})"
         ) from error
-    spoken = dialect or (parts.scheme if parts.scheme in known else "gr00t" if parts.scheme == "tcp" else "openpi")
-    if spoken not in known:
-        raise UnknownNameError("dialect", spoken, known)
+    spoken = _DIALECTS.get(parts.scheme)
+    if spoken is None or not parts.hostname or port == 0:
+        raise ConfigError(f"server address: expected openpi://HOST:PORT or gr00t://HOST:PORT, got {address!r}")
     transport = "tcp" if spoken == "gr00t" else "wss" if parts.scheme == "wss" else "ws"
-    if not parts.hostname or port == 0 or parts.scheme not in (transport, spoken):
-        raise ConfigError(
-            f"server address: expected {transport}://HOST:PORT or {spoken}://HOST:PORT for the dialect {spoken!r}, "
-            f"got {address!r}"
-        )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    path = parts.path or (WEBSOCKET_DIALECTS[spoken].path if spoken in WEBSOCKET_DIALECTS else "")
-    return f"{transport}://{host}:{port or _PORTS[spoken]}{path}", spoken
+    return f"{transport}://{host}:{port or _PORTS[spoken]}{parts.path}", spoken

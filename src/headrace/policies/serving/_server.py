@@ -5,29 +5,38 @@ from __future__ import annotations
 import asyncio
 import hmac
 import http
+import re
 import secrets
+import ssl
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from headrace import __version__
-from headrace.errors import DataError, LifecycleError, StorageError, require_extra
-from headrace.policies.batching import COUNTS, Batching
-from headrace.policies.engines import Reply
+from headrace.envs.recipe import EnvRecipe
+from headrace.errors import ConfigError, DataError, LifecycleError, StorageError, require_extra
+from headrace.policies.batching import COUNTS, Batching, choose_batching
+from headrace.policies.engines import Reply, Request
+from headrace.policies.load_policy import find_policy, load_policy
+from headrace.policies.preflight import features_of
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
 from headrace.policies.serving._batcher import Batcher, ServingStats
-from headrace.policies.serving._dialects import PROTOCOL
-from headrace.policies.serving._requests import Visitor, read_request
+from headrace.policies.serving._dialects import PROTOCOL, Visitor, read_request
+from headrace.policies.serving._forward import Relay, Upstream, connect_server
 from headrace.policies.serving._wire import pack, unpack_map
-from headrace.policies.serving.remote_cfg import FRAME_LIMIT, check_seconds, check_whole
+from headrace.policies.serving.remote_cfg import FRAME_LIMIT, RemoteCfg, check_seconds, check_whole
 
 _INTERNAL_ERROR, _POLICY_VIOLATION = 1011, 1008
 _SMALL_FRAME = 1 << 16
+_LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[?::1\]?)(:\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,51 +55,66 @@ class ServeCfg:
     """Seconds in which a client that left may come back to its episodes, before a policy with memory ends them."""
     batching: Batching = field(default_factory=lambda: Batching(mode="strict"))
     """How the model sees the rows: ``strict`` gives every row the bits of an inline strict run of that size."""
+    forward: str | RemoteCfg | None = None
+    """Serve another server's policy: the address of a server of openpi, or of ``headrace serve``."""
     api_key: str | None = None
     """Clients must send it; None lets everybody in who reaches the port."""
+    certificate: str | Path | None = None
+    """PEM file with a certificate and its private key: the server speaks TLS, at ``wss://``. None: it does not."""
     frame_limit: int = FRAME_LIMIT
     """Bytes of the largest request."""
     max_clients: int = 256
     """Most connections at a time; others are answered with status 503."""
-    ping_interval: float | None = 20.0
-    ping_timeout: float | None = 60.0
 
     def __post_init__(self) -> None:
         check_whole(self, "serve", port=(0, 65535), max_rows=(1, None), frame_limit=(1, None), max_clients=(1, None))
         check_seconds(self, "serve", "max_wait", "linger", least=0.0)
-        check_seconds(self, "serve", "ping_interval", "ping_timeout")
+        if self.forward is not None and self.batching != Batching():
+            raise ConfigError("serve batching: expected none with forward=…: the server behind forms its own batches")
 
 
 class PolicyServer:
-    """Serves one policy. ``with PolicyServer(policy, cfg) as server: … server.address``."""
+    """Serves one policy. ``with PolicyServer(policy, cfg) as server: … server.address``.
 
-    def __init__(self, policy: PolicyLike, cfg: ServeCfg | None = None, *, name: str = "") -> None:
+    With ``ServeCfg(forward=…)`` there is no policy here, and ``start`` connects to the server that has it.
+    """
+
+    def __init__(self, policy: PolicyLike | None, cfg: ServeCfg | None = None, *, name: str = "") -> None:
         self._library: Any = require_extra("websockets.asyncio.server", extra="serve", purpose="serving a policy")
         self._errors: Any = require_extra("websockets.exceptions", extra="serve", purpose="serving a policy")
         self.cfg = cfg or ServeCfg()
-        self.policy: ChunkPolicy = as_chunk_policy(policy)
+        if (policy is None) == (self.cfg.forward is None):
+            raise ConfigError("server: expected a policy, or ServeCfg(forward=…) and no policy")
+        self.policy: ChunkPolicy | None = None if policy is None else as_chunk_policy(policy)
         self._name = name or type(policy).__name__
         self._numbers = count()
         self._process = secrets.token_hex(8)
-        self._batcher: Batcher | None = None
+        self._batcher: Batcher | Relay | None = None
+        self._upstream: Upstream | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._failure: BaseException | None = None
+        self._tls = None if self.cfg.certificate is None else _load_certificate(Path(self.cfg.certificate))
         self.port = 0
         """The port that it listens on, once started."""
 
     @property
     def address(self) -> str:
-        """Where clients find it: ``ws://host:port``."""
+        """Where clients find it: ``ws://host:port``, or ``wss://host:port`` with a certificate."""
         host = "127.0.0.1" if self.cfg.host in ("0.0.0.0", "::", "") else self.cfg.host
-        return f"ws://{host}:{self.port}"
+        return f"{'ws' if self.cfg.certificate is None else 'wss'}://{host}:{self.port}"
 
     @property
     def metadata(self) -> dict[str, object]:
         """The first frame: openpi clients find the sizes, our own the rest."""
+        if isinstance(self._batcher, Relay):
+            return self._batcher.metadata
         policy = self.policy
+        if policy is None:
+            raise LifecycleError("server: expected start() first, which connects to the server behind")
+        strict_size = self.cfg.batching.strict_size if self._upstream is None else self._upstream.engine.strict_size
         ours: dict[str, object] = {
             "protocol": PROTOCOL,
             "version": __version__,
@@ -98,10 +122,10 @@ class PolicyServer:
             "horizon": policy.horizon,
             "action_dim": policy.action_dim,
             "obs_steps": policy.obs_steps,
-            "strict_size": self.cfg.batching.strict_size or 0,
+            "strict_size": strict_size or 0,
             "memory": has_memory(policy),
             "process": self._process,
-            "images": ["raw", "png", "jpeg"],
+            "features": {key: spec.to_json() for key, spec in features_of(policy).items()},
         }
         return {"action_horizon": policy.horizon, "action_dim": policy.action_dim, "headrace": ours}
 
@@ -119,6 +143,12 @@ class PolicyServer:
         """Serve from a thread of this process; returns once it listens."""
         if self._thread is not None:
             raise LifecycleError("server: already started; make a new one")
+        if self.cfg.forward is not None:
+            behind = connect_server(self.cfg.forward)
+            if isinstance(behind, Relay):
+                self._batcher = behind
+            else:
+                self._upstream, self.policy = behind, behind.engine.policy
         self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -158,18 +188,25 @@ class PolicyServer:
     async def _serve(self) -> None:
         cfg = self.cfg
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._batcher = Batcher(
-            self.policy, cfg.batching, max_rows=cfg.max_rows, max_wait=cfg.max_wait, linger=cfg.linger
-        )
+        if self.policy is not None:
+            self._batcher = Batcher(
+                self.policy,
+                cfg.batching if self._upstream is None else Batching(mode="fast"),
+                max_rows=cfg.max_rows,
+                max_wait=cfg.max_wait,
+                linger=cfg.linger,
+                upstream=self._upstream,
+            )
+        assert self._batcher is not None
         try:
             async with self._library.serve(
                 self._handle,
                 cfg.host,
                 cfg.port,
+                ssl=self._tls,
                 compression=None,
                 max_size=cfg.frame_limit,
-                ping_interval=cfg.ping_interval,
-                ping_timeout=cfg.ping_timeout,
+                ping_timeout=60.0,
                 close_timeout=1.0,
                 process_request=self._admit,
                 server_header=None,
@@ -179,13 +216,18 @@ class PolicyServer:
                 await self._stop.wait()
         finally:
             await asyncio.to_thread(self._batcher.close)
+            if self._upstream is not None:
+                self._upstream.engine.close()
 
     def _admit(self, connection: Any, request: Any) -> Any:
-        """Answer ``/healthz``; reject web pages, connections without the API key, and too many of them."""
+        """Answer ``/healthz``; reject web pages, a foreign Host, connections without the API key, and too many."""
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         if "Origin" in request.headers:
             return connection.respond(http.HTTPStatus.FORBIDDEN, "web pages are not served\n")
+        # a site can give its own name the address of this machine
+        if _LOOPBACK.fullmatch(self.cfg.host) and not all(map(_LOOPBACK.fullmatch, request.headers.get_all("Host"))):
+            return connection.respond(http.HTTPStatus.FORBIDDEN, "expected a Host of this machine\n")
         if self.clients >= self.cfg.max_clients:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         if self.cfg.api_key is not None:
@@ -217,22 +259,28 @@ class PolicyServer:
 
     async def _answer(
         self, connection: Any, frame: bytes | str, visitor: Visitor, total: float | None
-    ) -> memoryview | None:
+    ) -> bytes | memoryview | None:
         """Return the reply to one frame; None once the client is gone, or was told of an error."""
         assert self._batcher is not None
         try:
-            decode = partial(unpack_map, frame, limit=self.cfg.frame_limit)
-            # a large frame is decoded beside the event loop, which answers others meanwhile
-            message = decode() if len(frame) < _SMALL_FRAME else await asyncio.to_thread(decode)
-            request, ours = read_request(message, self.policy, visitor)
-            served = asyncio.wrap_future(self._batcher.submit(visitor.number, request))
+            finish: Callable[[Any], bytes | memoryview] = bytes
+            if isinstance(self._batcher, Relay):
+                served: asyncio.Future[Any] = asyncio.wrap_future(self._batcher.submit(frame))
+            else:
+                assert self.policy is not None
+                decode = partial(self._decode, frame, self.policy, visitor)
+                # what may take long is decoded beside the event loop, which answers others meanwhile
+                small = len(frame) < _SMALL_FRAME
+                request, ours = decode() if small else await asyncio.to_thread(decode)
+                served = asyncio.wrap_future(self._batcher.submit(visitor.number, request))
+                finish = partial(_reply, ours=ours, total=total)
             gone = asyncio.ensure_future(connection.wait_closed())
             await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not served.done():
                 served.cancel()
                 return None
             gone.cancel()
-            return _reply(served.result(), ours=ours, total=total)
+            return finish(served.result())
         except (CancelledError, asyncio.CancelledError):
             return None
         except DataError as error:
@@ -241,9 +289,23 @@ class PolicyServer:
             await self._complain(connection, traceback.format_exc(), _INTERNAL_ERROR)
         return None
 
+    def _decode(self, frame: bytes | str, policy: ChunkPolicy, visitor: Visitor) -> tuple[Request, bool]:
+        return read_request(unpack_map(frame, limit=self.cfg.frame_limit), policy, visitor)
+
     async def _complain(self, connection: Any, text: str, code: int) -> None:
         await connection.send(text)
         await connection.close(code, "the error is in the previous frame")
+
+
+def _load_certificate(path: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(path)
+    except OSError as error:  # ssl.SSLError, too
+        raise ConfigError(
+            f"serve certificate: expected a PEM file with a certificate and its private key, got {path}: {error}"
+        ) from error
+    return context
 
 
 def _reply(served: Reply, *, ours: bool, total: float | None) -> memoryview:
@@ -257,3 +319,50 @@ def _reply(served: Reply, *, ours: bool, total: float | None) -> memoryview:
     if ours:
         message["headrace"] = {name: getattr(answer, name) for name in COUNTS}
     return pack(message)
+
+
+def serve(
+    task: str | None = None,
+    *,
+    policy: PolicyLike | str | Path | None = None,
+    cfg: ServeCfg | None = None,
+    horizon: int | None = None,
+    action_dim: int | None = None,
+    obs_steps: int | None = None,
+) -> PolicyServer:
+    """Serve a policy that plans chunks of actions to clients elsewhere, batching over them::
+
+        with headrace.policies.serve("pusher-solid") as server:
+            print(server.address)
+            server.wait()
+
+    Args:
+        task: serve the policy that we ship for it; needed for the checkpoint of a training.
+        policy: a checkpoint that ``headrace imitate`` or ``headrace train`` wrote, ``module:name`` of a policy object,
+            class or function, or ``lerobot:DIR``; None for the policy that we ship for the task; in Python also
+            everything that :func:`headrace.load_policy` takes.
+        cfg: address, batching and key; ``ServeCfg(forward=…)``, alone, is a front for the policy of another server.
+        horizon: rows of a chunk, where the policy does not state them.
+        action_dim: size of an action, where the policy does not state it.
+        obs_steps: observations per row, where the policy does not state them.
+
+    Returns:
+        A server that listens from within its ``with`` block on, or from ``start()``.
+    """
+    if cfg is not None and cfg.forward is not None:
+        if any(given is not None for given in (task, policy, horizon, action_dim, obs_steps)):
+            raise ConfigError("serve: expected no task, policy or sizes with forward=…: the server behind has them")
+        return PolicyServer(None, cfg, name="forward")
+    if task is None and policy is None:
+        raise ConfigError("serve: expected TASK or --policy; 'headrace serve pusher-solid' serves the policy we ship")
+    name = str(policy) if isinstance(policy, (str, Path)) else task or type(policy).__name__
+    found = find_policy(policy, task)
+    loaded = found.source if found.kind == "object" else load_policy(policy, EnvRecipe.of(task) if task else None)
+    fitted = as_chunk_policy(
+        cast("PolicyLike", loaded), horizon=horizon, action_dim=action_dim, obs_steps=obs_steps, single=True
+    )
+    cfg = cfg or ServeCfg()
+    if task is not None and cfg.batching.mode == "strict":
+        with closing(EnvRecipe.of(task).make(num_envs=1)) as env:
+            cfg = replace(cfg, batching=choose_batching(fitted, cfg.batching, env))
+    return PolicyServer(fitted, cfg, name=name)

@@ -5,8 +5,8 @@ Three markings are in use, and all are read; which one is written is the choice 
 ========== =============================================================== =====================================
 form       map of an array                                                 written by
 ========== =============================================================== =====================================
-``openpi`` bytes keys ``__ndarray__``, ``data``, ``dtype``, ``shape``      openpi, RoboArena, headrace
-``nd``     ``nd``, ``type``, ``kind``, ``shape``, ``data`` (msgpack-numpy) GR00T main; vLLM-Omni reads it, too
+``openpi`` bytes keys ``__ndarray__``, ``data``, ``dtype``, ``shape``      openpi, headrace
+``nd``     ``nd``, ``type``, ``kind``, ``shape``, ``data`` (msgpack-numpy) GR00T main
 ``npy``    ``__ndarray_class__``, ``as_npy``: the bytes of an npy file     GR00T n1.5 to n1.7
 ========== =============================================================== =====================================
 """
@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DataError, require_extra
-from headrace.policies.serving.images import IMAGE_MARK, MOST_VALUES, decode_images
 from headrace.policies.serving.remote_cfg import FRAME_LIMIT
 
 _msgpack: Any = require_extra("msgpack", extra="serve", purpose="talking to a policy server")
@@ -137,7 +136,7 @@ class _Budget:
     """Counts what a frame expands to while it is decoded, and refuses it before that is too much."""
 
     def __init__(self) -> None:
-        self._items, self._values = _MOST_ITEMS, MOST_VALUES
+        self._items = _MOST_ITEMS
 
     def count(self, items: list[Any] | dict[Any, Any]) -> list[Any] | dict[Any, Any]:
         self._items -= 1 + len(items)
@@ -147,12 +146,6 @@ class _Budget:
 
     def read(self, message: dict[Any, Any]) -> object:
         self.count(message)
-        shape = message.get(b"shape")
-        if IMAGE_MARK in message and isinstance(shape, list):
-            sizes = [size for size in cast("list[object]", shape) if isinstance(size, int)]
-            self._values -= abs(math.prod(sizes))
-            if self._values < 0:
-                raise DataError(f"frame: expected pictures of at most {MOST_VALUES:,} values in all, got more")
         return _read(message)
 
 
@@ -165,7 +158,7 @@ def _scalar(dtype: np.dtype[Any], data: object) -> object:
 
 
 def _read(message: dict[Any, Any]) -> object:
-    """Return what a decoded map stands for: an array, a scalar, pictures, or itself."""
+    """Return what a decoded map stands for: an array, a scalar, or itself."""
     if b"__ndarray__" in message:
         return _array(message[b"data"], message[b"dtype"], message[b"shape"])
     if b"__npgeneric__" in message:
@@ -179,8 +172,6 @@ def _read(message: dict[Any, Any]) -> object:
         return array if fields["nd"] else array[()]
     if "__ndarray_class__" in message:
         return _npy(message["as_npy"])
-    if IMAGE_MARK in message:
-        return decode_images(message)
     for marker in ("__ModalityConfig_class__", "__ModalityConfig__"):
         if marker in message:
             return message["as_json"]

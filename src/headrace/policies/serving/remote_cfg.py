@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
 
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError
 
-ImageCoding = Literal["raw", "png", "jpeg"]
-"""How images are encoded on the wire."""
-DialectName = Literal["openpi", "roboarena", "vllm-omni", "gr00t"]
-"""What servers speak."""
 FRAME_LIMIT = 64 << 20
 """Bytes of the largest frame, unless settings say otherwise."""
 _LONGEST_S = 1e9
@@ -41,16 +36,9 @@ class RemoteCfg:
     """A policy server, and how requests reach it."""
 
     address: str
-    """``ws://host:8000``, ``tcp://host:5555``, or ``openpi://host:8000`` and ``gr00t://host:5555``, which name the
-    dialect, too."""
+    """``openpi://host:8000``, the same as ``ws://`` (``wss://`` with TLS), or ``gr00t://host:5555``, the same as
+    ``tcp://``; ``headrace serve`` uses openpi's dialect."""
     _: KW_ONLY
-    dialect: DialectName | None = None
-    """Of the server, where the address does not name it; ``headrace serve`` uses openpi's."""
-    connections: int = 1
-    """Requests to the server that are under way at once, each over a connection of its own."""
-    images: ImageCoding = "raw"
-    """Encoding of images on the wire to ``headrace serve``: ``png`` is smaller and exact, ``jpeg`` smaller still and
-    not exact."""
     timeout: float = 120.0
     """Seconds that an answer may take, from the moment the request was sent."""
     reconnect: float = 30.0
@@ -68,8 +56,6 @@ class RemoteCfg:
 
     def __post_init__(self) -> None:
         check_seconds(self, "remote", "timeout", "reconnect", "ping_interval", "ping_timeout")
-        check_whole(self, "remote", connections=(1, None), frame_limit=(1, None))
-        if self.images not in ("raw", "png", "jpeg"):
-            raise UnknownNameError("image coding", self.images, ("raw", "png", "jpeg"))
+        check_whole(self, "remote", frame_limit=(1, None))
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError("remote api_key: expected printable ASCII characters, as a header can hold them")

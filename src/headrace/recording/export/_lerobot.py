@@ -3,29 +3,28 @@
 One step is one row: the observation, the action that answered to it, and what followed (``next.reward``,
 ``next.done``, ``next.success``). The last observation of an episode has no row in this format.
 
-``meta/headrace.json`` beside LeRobot's own files says which field each feature comes from and which episodes are in the
-export, so that more can be appended.
+``meta/headrace.json`` beside LeRobot's own files says which field each feature comes from and which episodes these are.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
-from headrace.files import link_or_copy, read_json
-from headrace.recording._episode_file import Kinds, check_record, is_count, is_text
+from headrace.errors import ConfigError, UnknownNameError, require_extra
 from headrace.recording._video import Mp4Writer, pixel_format
 from headrace.recording.dataset import Episode, EpisodeDataset
-from headrace.recording.export._lerobot_stats import Stats, combine, image_stats, sampled_rows, vector_stats
-from headrace.recording.export.exporting import Exporter, ExportOptions, Unit
+from headrace.recording.export._lerobot_stats import Stats, combine, image_stats, sample_rows, vector_stats
+from headrace.recording.export.exporting import Exporter
 from headrace.recording.fields import Array, Field, can_be_shown, is_image, newest_rgb
 from headrace.types import StackSpec
 
@@ -50,25 +49,6 @@ _MOST_FPS = 1_000_000
 _CAMERA = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 ABOUT = "meta/headrace.json"
 VERSION = 1
-
-
-def _is_episode(value: object) -> bool:
-    return isinstance(value, list) and [type(part) for part in cast("list[Any]", value)] == [int, int, int, str]
-
-
-_ABOUT_KINDS: Kinds = {
-    "version": ("a whole number", is_count),
-    "fps": ("a whole number", is_count),
-    "features": ("a JSON object", lambda value: isinstance(value, dict)),
-    "tasks": ("a list of texts", lambda value: isinstance(value, list) and all(map(is_text, cast("list[Any]", value)))),
-    "episodes": (
-        "a list of seed, id, attempt and SHA-256",
-        lambda value: isinstance(value, list) and all(map(_is_episode, cast("list[Any]", value))),
-    ),
-    "steps": ("a whole number", is_count),
-    "units": ("a whole number", is_count),
-    "recipe": ("a JSON object", lambda value: isinstance(value, dict)),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,48 +126,24 @@ def plan_features(
     return features
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
-    """An export that is there already, to which more episodes are appended."""
-
-    path: Path
-    about: dict[str, Any]
-    """The content of its ``meta/headrace.json``."""
-
-    @classmethod
-    def read(cls, path: Path) -> Appended:
-        """Of an export on disk, written by this module."""
-        if not (path / ABOUT).exists():
-            raise DataError(f"{path}: no {ABOUT}; only an export that headrace wrote can be appended to")
-        # exports of 0.1 do not say which environment they come from
-        about = check_record({"recipe": {}, **read_json(path / ABOUT)}, _ABOUT_KINDS, str(path / ABOUT))
-        if about["version"] != VERSION:
-            raise DataError(f"{path / ABOUT}: expected version {VERSION}, got {about['version']}; export again")
-        info = read_json(path / "meta" / "info.json")
-        there = info.get("total_episodes"), info.get("total_frames"), len([*(path / "data").glob("*/*.parquet")])
-        if there != (len(about["episodes"]), about["steps"], about["units"]):
-            raise DataError(
-                f"{path}: expected the {len(about['episodes'])} episodes, {about['steps']} rows and {about['units']} "
-                f"data files of {ABOUT}, got {there[0]}, {there[1]} and {there[2]}; it was changed since, export again"
-            )
-        return cls(path=path, about=about)
-
-    @property
-    def episodes(self) -> dict[tuple[int, int, int], str]:
-        """Identity of every episode → SHA-256 of its file."""
-        return {(seed, episode, attempt): digest for seed, episode, attempt, digest in self.about["episodes"]}
-
-
 class LeRobotExporter(Exporter):
-    """Writes one dataset directory. A unit is one parquet file and one video file for each camera."""
+    """Writes one dataset directory: parquet files with some episodes each, and a video beside each for every camera."""
 
-    space = 1  # units are linked into the result
+    space = 1
+    file_bytes = 256 << 20
+    """Episode bytes after which a file is full."""
 
-    def __init__(self, dataset: EpisodeDataset, options: ExportOptions, appended: Appended | None = None) -> None:
+    def __init__(
+        self,
+        dataset: EpisodeDataset,
+        *,
+        fps: float | None,
+        cameras: Mapping[str, str],
+        stacks: Mapping[str, StackSpec],
+    ) -> None:
         super().__init__(dataset)
-        self._appended = appended
-        self._options = options
-        wanted = dataset.info.fps if options.fps is None else options.fps
+        self._cameras, self._stacks = cameras, stacks
+        wanted = dataset.info.fps if fps is None else fps
         if wanted is None:
             raise ConfigError("LeRobot: needs fps, and the dataset does not say; pass fps (--fps)")
         if not 1 <= wanted <= _MOST_FPS or wanted % 1:
@@ -198,22 +154,18 @@ class LeRobotExporter(Exporter):
         self._fps = int(wanted)
         usual = dataset.info.instruction or dataset.info.source or "task"
         self._task_of = [entry.instruction or usual for entry in dataset.entries]
-        known: list[str] = appended.about["tasks"] if appended is not None else []
-        self._tasks = list(dict.fromkeys([*known, *self._task_of]))
+        self._tasks = list(dict.fromkeys(self._task_of))
         self._features: list[Feature] = []
         self._videos: list[Feature] = []
         self._flags: list[str] = []
         self._judged = all(entry.success is not None for entry in dataset.entries)
         self._arrow = require_extra("pyarrow", extra="record", purpose="LeRobot's parquet files")
         self._parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
-        if appended is not None:
-            about = appended.about
-            self.start = Unit(index=about["units"], first_episode=len(about["episodes"]), first_step=about["steps"])
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Refuse fields that a LeRobot dataset cannot hold: it has actions and observations of at most 5 axes."""
         stacks = {field.name: stack for field in fields if (stack := self._dataset.info.stack(field.name)) is not None}
-        self._features = plan_features(fields, {**stacks, **self._options.stacks}, self._options.cameras)
+        self._features = plan_features(fields, {**stacks, **self._stacks}, self._cameras)
         self._videos = [feature for feature in self._features if feature.is_video]
         has_flags = any(field.name == "terminated" for field in fields)
         self._flags = ["next.done"] * has_flags + ["next.success"] * self._judged
@@ -225,15 +177,8 @@ class LeRobotExporter(Exporter):
             raise ConfigError(f"LeRobot: {deep[0]} has more than 5 dimensions, the most that it knows; leave it out")
         if target.suffix:
             raise ConfigError(f"LeRobot: expected a directory as target, got {target}")
-        if self._appended is not None:
-            there = self._appended.about
-            for name, value in {"fps": self._fps, "features": self._described()}.items():
-                if there[name] != value:
-                    raise ConfigError(
-                        f"append: {name} is {there[name]} in {target} and {value} in {self._dataset.path}"
-                    )
 
-    def _described(self) -> dict[str, Any]:
+    def _describe_features(self) -> dict[str, Any]:
         """Feature → where it comes from and what it is, with the flags that the rows have."""
         found: dict[str, Any] = {
             feature.key: {"field": feature.field.name, "dtype": str(feature.field.dtype), "shape": list(feature.shape)}
@@ -241,30 +186,50 @@ class LeRobotExporter(Exporter):
         }
         return found | dict.fromkeys(self._flags, True)
 
-    def write_unit(self, unit: Unit, folder: Path) -> None:
-        """Write one parquet file, a video per camera, and the metadata of each episode."""
-        videos = {
-            feature.key: Mp4Writer(folder / f"{feature.key}.mp4", self._fps, *feature.shape[:2])
-            for feature in self._videos
-        }
+    def write(self, out: Path, episodes: Iterable[Episode]) -> None:
+        """Write data and videos, file by file, then the metadata."""
         lines: list[dict[str, Any]] = []
-        writer: Any = None
-        first_step, place = unit.first_step, _place(unit.index)
-        try:
-            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
-                columns = dict(self._columns(episode, number, first_step))
+        rest = iter(episodes)
+        for index in itertools.count():
+            found = self._write_files(out, index, rest, len(lines), sum(line["length"] for line in lines))
+            if not found:
+                break
+            lines += found
+        self._write_metadata(out, lines)
+
+    def _write_files(
+        self, out: Path, index: int, episodes: Iterator[Episode], number: int, step: int
+    ) -> list[dict[str, Any]]:
+        """Write the next parquet file and its videos; returns the metadata of each episode in them, the first of which
+        is ``number`` and begins with row ``step``."""
+        place = {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
+        lines: list[dict[str, Any]] = []
+        size = 0
+        with ExitStack() as held:
+            writer: Any = None
+            videos: dict[str, Mp4Writer] = {}
+            while size < self.file_bytes and (episode := next(episodes, None)) is not None:
+                size += episode.entry.size
+                columns = dict(self._columns(episode, number, step))
                 table = self._arrow.table({key: _column(self._arrow, values) for key, values in columns.items()})
                 if writer is None:
-                    writer = self._parquet.ParquetWriter(folder / "data.parquet", table.schema, compression="snappy")
+                    data = out / DATA_PATH.format(**place)
+                    data.parent.mkdir(parents=True, exist_ok=True)
+                    writer = held.enter_context(self._parquet.ParquetWriter(data, table.schema, compression="snappy"))
+                    for feature in self._videos:
+                        video = out / VIDEO_PATH.format(video_key=feature.key, **place)
+                        video.parent.mkdir(parents=True, exist_ok=True)
+                        videos[feature.key] = Mp4Writer(video, self._fps, *feature.shape[:2])
+                        held.callback(videos[feature.key].close)
                 writer.write_table(table)
                 stats = {key: vector_stats(values) for key, values in columns.items()}
                 line = {
                     "episode_index": number,
-                    "tasks": [self._task_of[number - self.start.first_episode]],
+                    "tasks": [self._task_of[number]],
                     "length": episode.meta.length,
                     **{f"data/{name}": value for name, value in place.items()},
-                    "dataset_from_index": first_step,
-                    "dataset_to_index": first_step + episode.meta.length,
+                    "dataset_from_index": step,
+                    "dataset_to_index": step + episode.meta.length,
                     "meta/episodes/chunk_index": 0,
                     "meta/episodes/file_index": 0,
                 }
@@ -277,13 +242,8 @@ class LeRobotExporter(Exporter):
                 for key, each in stats.items():
                     line |= {f"stats/{key}/{name}": _plain(name, values) for name, values in each.items()}
                 lines.append(line)
-                first_step += episode.meta.length
-        finally:
-            for video in videos.values():
-                video.close()
-            if writer is not None:
-                writer.close()
-        (folder / "episodes.json").write_text(json.dumps(lines))
+                number, step = number + 1, step + episode.meta.length
+        return lines
 
     def _columns(self, episode: Episode, number: int, first_step: int) -> Iterator[tuple[str, Array]]:
         length = episode.meta.length
@@ -301,11 +261,11 @@ class LeRobotExporter(Exporter):
         yield "frame_index", steps
         yield "episode_index", np.full(length, number)
         yield "index", first_step + steps
-        yield "task_index", np.full(length, self._tasks.index(self._task_of[number - self.start.first_episode]))
+        yield "task_index", np.full(length, self._tasks.index(self._task_of[number]))
 
     def _add_video(self, video: Mp4Writer, feature: Feature, episode: Episode) -> Stats:
         length = episode.meta.length
-        wanted = set(sampled_rows(length).tolist())
+        wanted = set(sample_rows(length).tolist())
         kept: list[NDArray[np.uint8]] = []
         for start in range(0, length, 64):
             block = episode.read(feature.field.name, start, min(start + 64, length))
@@ -315,38 +275,19 @@ class LeRobotExporter(Exporter):
                     kept.append(picture)
         return image_stats(np.stack(kept))
 
-    def assemble(self, units: Sequence[Path], out: Path) -> None:
-        """Put data and video files in their places and write the metadata."""
-        lines: list[dict[str, Any]] = []
+    def _write_metadata(self, out: Path, lines: Sequence[dict[str, Any]]) -> None:
         episodes = Path("meta") / "episodes" / "chunk-000" / "file-000.parquet"
-        appended = self._appended
-        if appended is not None:
-            for place in ("data", "videos"):
-                for file in sorted(path for path in (appended.path / place).rglob("*") if path.is_file()):
-                    link_or_copy(file, out / file.relative_to(appended.path))
-            lines += self._parquet.read_table(appended.path / episodes).to_pylist()
-        for index, unit in enumerate(units, start=self.start.index):
-            place = _place(index)
-            link_or_copy(unit / "data.parquet", out / DATA_PATH.format(**place))
-            for feature in self._videos:
-                link_or_copy(unit / f"{feature.key}.mp4", out / VIDEO_PATH.format(video_key=feature.key, **place))
-            lines += json.loads((unit / "episodes.json").read_text())
         (out / episodes).parent.mkdir(parents=True)
-        self._parquet.write_table(self._arrow.Table.from_pylist(lines), out / episodes, compression="snappy")
+        self._parquet.write_table(self._arrow.Table.from_pylist(list(lines)), out / episodes, compression="snappy")
         (out / "meta" / "info.json").write_text(json.dumps(self._info(lines), indent=4))
         stats = combine([_stats_of(line) for line in lines])
         plain = {key: {name: _plain(name, values) for name, values in each.items()} for key, each in stats.items()}
         (out / "meta" / "stats.json").write_text(json.dumps(plain, indent=4))
         self._parquet.write_table(_task_table(self._arrow, self._tasks), out / "meta" / "tasks.parquet")
-        before = appended.about["episodes"] if appended is not None else []
         about = {
             "version": VERSION,
-            "fps": self._fps,
-            "features": self._described(),
-            "tasks": self._tasks,
-            "episodes": [*before, *([*entry.key, entry.sha256] for entry in self._dataset.entries)],
-            "steps": self.start.first_step + self._dataset.steps,
-            "units": self.start.index + len(units),
+            "features": self._describe_features(),
+            "episodes": [[*entry.key, entry.directory_sha256] for entry in self._dataset.entries],
             "recipe": dict(self._dataset.info.recipe),
         }
         (out / ABOUT).write_text(json.dumps(about))
@@ -365,7 +306,7 @@ class LeRobotExporter(Exporter):
             "codebase_version": "v3.0",
             "robot_type": self._dataset.info.robot_type,
             "total_episodes": len(lines),
-            "total_frames": self.start.first_step + self._dataset.steps,
+            "total_frames": self._dataset.steps,
             "total_tasks": len(self._tasks),
             "chunks_size": CHUNK,
             "data_files_size_in_mb": 100,
@@ -376,11 +317,6 @@ class LeRobotExporter(Exporter):
             "video_path": VIDEO_PATH if self._videos else None,
             "features": features,
         }
-
-
-def _place(index: int) -> dict[str, Any]:
-    """Return where the files of a unit are."""
-    return {"chunk_index": index // CHUNK, "file_index": index % CHUNK}
 
 
 def _video_info(feature: Feature, fps: int) -> dict[str, Any]:

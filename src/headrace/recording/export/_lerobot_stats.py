@@ -44,7 +44,7 @@ def image_stats(pictures: NDArray[np.uint8]) -> Stats:
     return stats | {"count": np.array([pictures.shape[0]], np.float64)}
 
 
-def sampled_rows(length: int) -> NDArray[np.int64]:
+def sample_rows(length: int) -> NDArray[np.int64]:
     """Return the frames of which LeRobot takes image statistics: all of a short episode, fewer of a long one."""
     fewest = min(100, length)
     count = max(fewest, min(int(length**0.75), 10_000))

@@ -1,4 +1,4 @@
-"""The HDF5 formats: robomimic's with Isaac Lab's additions, and Minari's. Both are joined from units of some episodes.
+"""The HDF5 formats: robomimic's with Isaac Lab's additions, and Minari's.
 
 robomimic, one file:
 
@@ -22,21 +22,22 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 
 from headrace._gymnasium_ids import GYMNASIUM
 from headrace.errors import ConfigError, DataError, require_extra
+from headrace.files import open_untrusted, parsing
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._store import INFO, DatasetInfo, whole_space
 from headrace.recording.dataset import Episode, EpisodeDataset
-from headrace.recording.export.exporting import Exporter, Unit
+from headrace.recording.export.exporting import Exporter
 from headrace.recording.fields import Field
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 def open_hdf5(path: Path, mode: str) -> h5py.File:
     """Open an HDF5 file; names keep the order in which they were made."""
+    if mode == "r":
+        open_untrusted(path).close()
     library = require_extra("h5py", extra="record", purpose="HDF5")
     # libver="latest" would make smaller files, but old readers refuse them
     return library.File(path, mode, track_order=True)
@@ -60,57 +63,32 @@ def put_meta(group: h5py.Group, meta: EpisodeMeta, **more: int) -> None:
             group.attrs[name] = str(value) if large else value
 
 
-def join(units: Sequence[Path], out: h5py.File, group: str) -> None:
-    """Copy what is under ``group`` in each unit's ``part.hdf5`` to the same group of ``out``, in order."""
-    target = out.require_group(group)
-    for unit in units:
-        with open_hdf5(unit / "part.hdf5", "r") as part:
-            source: Any = part[group]
-            for name in source:
-                part.copy(source[name], target, name)
-
-
-def row_counts(group: h5py.Group) -> Iterator[tuple[str, int]]:
-    """Yield every array under a group, by path, with its number of rows."""
+def plain_arrays(group: h5py.Group, where: str) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Yield the arrays below a group by path; links to other places and files are refused."""
     for name in map(str, group):
-        item: Any = group[name]
+        link: Any = group.get(name, getlink=True)
+        item: Any = group[name] if type(link).__name__ == "HardLink" else None
+        if item is None or (hasattr(item, "shape") and (item.external or item.is_virtual)):
+            raise DataError(f"{where}/{name}: expected an array or a group in the file itself, got a link")
+        if hasattr(item, "shape") and math.prod(item.shape[1:]) * item.dtype.itemsize > _LARGEST_ROW:
+            raise DataError(f"{where}/{name}: expected rows of at most {_LARGEST_ROW:,} bytes, got {item.shape}")
         if hasattr(item, "shape"):
-            yield name, int(item.shape[0])
+            yield name, item
         else:
-            yield from ((f"{name}/{path}", rows) for path, rows in row_counts(item))
+            yield from ((f"{name}/{path}", array) for path, array in plain_arrays(item, f"{where}/{name}"))
 
 
+_LARGEST_ROW = 1 << 28
 FORMAT_VERSION = 1
 GYM_TYPE = 2
 """robomimic's number for a Gymnasium environment."""
 
 
-class _Hdf5Exporter(Exporter):
-    """Writes units of episodes under their final names, in a file of their own each."""
-
-    groups: ClassVar[tuple[str, str]]
-    """Of all episodes, and what comes before the number of one."""
-    natural = False
-    """Whether the episodes of a unit keep their order, 10 after 9."""
-
-    def write_unit(self, unit: Unit, folder: Path) -> None:
-        """Episodes with their attributes."""
-        with open_hdf5(folder / "part.hdf5", "w") as file:
-            root = file.create_group(self.groups[0], track_order=self.natural)
-            for number, episode in enumerate(unit.episodes, start=unit.first_episode):
-                self._write(root.create_group(f"{self.groups[1]}_{number}"), episode, number)
-
-    @abstractmethod
-    def _write(self, group: h5py.Group, episode: Episode, number: int) -> None:
-        """Write an episode into its group."""
-
-
-class RobomimicExporter(_Hdf5Exporter):
+class RobomimicExporter(Exporter):
     """Writes one ``.hdf5`` file."""
 
-    groups = ("data", "demo")
-    natural = True
-    space = 4  # observations are stored twice, as obs and next_obs, and all of it in units and in the result
+    space = 2  # observations are stored twice, as obs and next_obs
+    is_file = True
 
     def check(self, fields: Sequence[Field], target: Path) -> None:
         """Demonstrations need actions."""
@@ -119,24 +97,8 @@ class RobomimicExporter(_Hdf5Exporter):
         if target.suffix not in (".hdf5", ".h5"):
             raise ConfigError(f"robomimic: expected a target that ends in .hdf5, got {target}")
 
-    def _write(self, group: h5py.Group, episode: Episode, number: int) -> None:  # noqa: ARG002  # in the group's name
-        put_meta(group, episode.meta, num_samples=episode.meta.length)
-        for name in episode.names:
-            values = episode.read(name)
-            if name.startswith("obs/"):
-                group.create_dataset(name, data=values[:-1])
-                group.create_dataset(f"next_{name}", data=values[1:])
-            elif name == "states":
-                group.create_dataset("states", data=values[:-1])
-                group.create_dataset("initial_state/physics", data=values[:1])
-            else:
-                group.create_dataset(name, data=values)
-        if "terminated" in episode.names:
-            dones = episode.read("terminated") | episode.read("truncated")
-            group.create_dataset("dones", data=dones.astype(np.int64))
-
-    def assemble(self, units: Sequence[Path], out: Path) -> None:
-        """Join the units in natural order and add attributes and masks."""
+    def write(self, out: Path, episodes: Iterable[Episode]) -> None:
+        """Write demonstrations in natural order, attributes and masks."""
         info, entries = self._dataset.info, self._dataset.entries
         with open_hdf5(out, "w") as file:
             file.attrs["format_version"] = FORMAT_VERSION
@@ -144,7 +106,8 @@ class RobomimicExporter(_Hdf5Exporter):
             data.attrs["total"] = sum(entry.length for entry in entries)
             arguments = {"env_name": info.source, "type": GYM_TYPE, "env_kwargs": info.arguments}
             data.attrs["env_args"] = json.dumps(arguments)
-            join(units, file, "data")
+            for number, episode in enumerate(episodes):
+                _write_demonstration(data.create_group(f"demo_{number}"), episode)
             names = [f"demo_{number}" for number in range(len(entries))]
             masks = {
                 "all": names,
@@ -156,6 +119,23 @@ class RobomimicExporter(_Hdf5Exporter):
                     file.create_dataset(f"mask/{mask}", data=np.array(chosen, dtype="S"))
 
 
+def _write_demonstration(group: h5py.Group, episode: Episode) -> None:
+    put_meta(group, episode.meta, num_samples=episode.meta.length)
+    for name in episode.names:
+        values = episode.read(name)
+        if name.startswith("obs/"):
+            group.create_dataset(name, data=values[:-1])
+            group.create_dataset(f"next_{name}", data=values[1:])
+        elif name == "states":
+            group.create_dataset("states", data=values[:-1])
+            group.create_dataset("initial_state/physics", data=values[:1])
+        else:
+            group.create_dataset(name, data=values)
+    if "terminated" in episode.names:
+        dones = episode.read("terminated") | episode.read("truncated")
+        group.create_dataset("dones", data=dones.astype(np.int64))
+
+
 MINARI_VERSION = "0.5.4"
 """The first that reads images which are not JPEG; older ones refuse the dataset instead of misreading it."""
 
@@ -163,11 +143,10 @@ _MINARI_NAMES = {"rewards": "rewards", "terminated": "terminations", "truncated"
 _ID = re.compile(r"[-_\w]+-v\d+")
 
 
-class MinariExporter(_Hdf5Exporter):
+class MinariExporter(Exporter):
     """Writes one dataset directory."""
 
-    groups = ("episodes", "episode")
-    space = 2  # in units and in the result
+    space = 1
 
     def __init__(self, dataset: EpisodeDataset) -> None:
         super().__init__(dataset)
@@ -186,38 +165,28 @@ class MinariExporter(_Hdf5Exporter):
             raise ConfigError(f"Minari: expected a directory named like 'ant-v0' (the dataset id), got {target.name!r}")
         self._fields, self._name = list(fields), target.name
         info = self._dataset.info
-        try:
+        with parsing(self._dataset.path / INFO):
             self._about = {
                 "observation_space": json.dumps(self._space("obs", info.spaces.get("observation"))),
                 "action_space": json.dumps(self._space("actions", info.spaces.get("action"))),
             }
             spec = _env_spec(info)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise DataError(
-                f"{self._dataset.path / INFO}: the spaces or arguments of the environment are damaged ({error!r})"
-            ) from error
         if spec is not None:
             self._about["env_spec"] = spec
 
-    def _write(self, group: h5py.Group, episode: Episode, number: int) -> None:
-        put_meta(group, episode.meta, id=number, total_steps=episode.meta.length)
-        for name in episode.names:
-            path = _MINARI_NAMES.get(name, f"infos/{name}")
-            if name.startswith("obs/"):
-                path = name.replace("obs/", "observations/", 1)
-            group.create_dataset(path, data=episode.read(name))
-
-    def assemble(self, units: Sequence[Path], out: Path) -> None:
-        """Join the units and describe the spaces."""
+    def write(self, out: Path, episodes: Iterable[Episode]) -> None:
+        """Write the episodes, and describe the spaces."""
         data = out / "data"
-        data.mkdir(parents=True)
+        data.mkdir()
         with open_hdf5(data / "main_data.hdf5", "w") as file:
-            join(units, file, "episodes")
-            # in Minari the episodes are at the top of the file
-            episodes: Any = file["episodes"]
-            for name in list(episodes):
-                file.move(f"episodes/{name}", name)
-            del file["episodes"]
+            for number, episode in enumerate(episodes):
+                group = file.create_group(f"episode_{number}")
+                put_meta(group, episode.meta, id=number, total_steps=episode.meta.length)
+                for name in episode.names:
+                    path = _MINARI_NAMES.get(name, f"infos/{name}")
+                    if name.startswith("obs/"):
+                        path = name.replace("obs/", "observations/", 1)
+                    group.create_dataset(path, data=episode.read(name))
         info = self._dataset.info
         metadata = {
             "total_episodes": len(self._dataset),
@@ -266,7 +235,7 @@ def _env_spec(info: DatasetInfo) -> str | None:
     else:
         ours = [spec for spec in gymnasium.registry.values() if spec.namespace == "headrace"]
         found = next((spec for spec in ours if spec.kwargs.get("task") == info.source), None)
-        arguments = info.arguments
+        arguments = {**info.arguments, "dict_obs": True}  # as it is recorded
     if found is None:
         return None
     spec = copy.deepcopy(found)
@@ -285,10 +254,5 @@ def _box(field: Field) -> dict[str, Any]:
         low, high = limits.min, limits.max
     else:
         low, high = -np.inf, np.inf
-    return {
-        "type": "Box",
-        "dtype": str(field.dtype),
-        "shape": list(field.shape),
-        "low": np.full(field.shape, low, field.dtype).tolist(),
-        "high": np.full(field.shape, high, field.dtype).tolist(),
-    }
+    described = {"type": "Box", "dtype": str(field.dtype), "shape": list(field.shape), "low": low, "high": high}
+    return whole_space(described)

@@ -159,7 +159,7 @@ class LeRobotDataset:
         if key in self._columns:
             return self._columns[key]
         if key not in self._frames:
-            self._frames[key] = self._decoded(key, self.fields[name])
+            self._frames[key] = self._decode_images(key, self.fields[name])
         return self._frames[key]
 
     def _read_columns(self) -> dict[str, Array]:
@@ -178,7 +178,7 @@ class LeRobotDataset:
                 found[key] = np.concatenate(parts)[order].astype(field.dtype, copy=False)
         return found
 
-    def _decoded(self, key: str, field: Field) -> Array:
+    def _decode_images(self, key: str, field: Field) -> Array:
         """Decode the images of a video feature once, file by file, into a file that goes with its last reader."""
         total = int(self._info["total_frames"])
         with tempfile.TemporaryFile(prefix="headrace-frames-") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,9 @@ from headrace.sim.camera._render_scene import (
     RenderFrame,
     RenderPlaces,
     RenderScratch,
-    RenderTextures,
     RenderTriangles,
 )
-from headrace.sim.camera._scene import SceneTables
+from headrace.sim.camera._scene import SceneLook, SceneTables
 from headrace.sim.camera._soft import SoftParts
 from headrace.sim.mujoco_api import Model
 
@@ -32,37 +31,48 @@ class Buffers:
     """What one thread needs to draw a chunk of up to ``rows`` rows. Depths outside ``lines`` are those of ``layer``."""
 
     rows: int
+    look: SceneLook
+    frame: RenderFrame
     z: F32
     ids: I32
     lines: I32
     """(rows, H, 2): the spans that the last chunk may have drawn in."""
     layer: NDArray[np.int64]
     """(rows,): stamp of the layer that each row's depths belong to; -1 for none, -2 for none yet."""
-    veil_z: F32
-    veil_ids: I32
-    veil_lines: I32
     places: RenderPlaces
     scratch: RenderScratch
-    textures: RenderTextures | None
-    """Those of the scene, with this thread's scratch."""
+    texels: tuple[NDArray[np.int32], NDArray[np.uint64]]
+    """Scratch for textures."""
     triangles: RenderTriangles | None
     """Those of the scene; with soft parts, this thread's copy."""
     boxes: F64
     """(G, 6), likewise."""
-    soft: SoftParts | None
-    shadow: ShadowBuffers | None
-    mirror: MirrorBuffers | None
+    soft: SoftParts | None = None
+    veil: Buffers | None = None
+    """The same with depths, ids and lines of its own, for one transparent geom after the other."""
+    shadow: ShadowBuffers | None = None
+    mirror: MirrorBuffers | None = None
+
+    def wear(self, look: SceneLook) -> None:
+        """Draw with this look from now on."""
+        if look is self.look:
+            return
+        self.look, self.frame = look, look.frame
+        for part in (self.veil, None if self.mirror is None else self.mirror.view):
+            if part is not None:
+                part.wear(look)
+        if self.shadow is not None:
+            self.shadow.view.look = look
 
 
 @dataclass(slots=True)
 class ShadowBuffers:
     """What one thread needs to draw the depth maps of lights."""
 
+    view: Buffers
+    """Those of the light, whose depths are one of the maps."""
     maps: F32
     basis: F32
-    ids: I32
-    places: RenderPlaces
-    scratch: RenderScratch
 
 
 @dataclass(slots=True)
@@ -70,7 +80,7 @@ class MirrorBuffers:
     """What one thread needs to draw what a mirror shows."""
 
     view: Buffers
-    """Those of the camera behind the mirror, with the scratch of the one before it."""
+    """Those of the camera behind the mirror."""
     floors: F32
     """(rows, H, W): depth of the mirror in its pixels, infinite elsewhere: only what lies beyond is seen in it."""
     rgb: NDArray[np.uint8]
@@ -78,10 +88,10 @@ class MirrorBuffers:
 
 
 def new_buffers(
-    model: Model, tables: SceneTables, frame: RenderFrame, light_frame: RenderFrame, casters: int, mirror: bool = False
+    model: Model, tables: SceneTables, frame: RenderFrame, light_frame: RenderFrame, casters: int
 ) -> Buffers:
     """Memory for one thread that draws ``frame``, with maps of ``casters`` lights that see ``light_frame``."""
-    scene, triangles, boxes, soft = tables.scene, tables.triangles, tables.boxes, None
+    triangles, boxes, soft = tables.triangles, tables.boxes, None
     height, width = frame.height, frame.width
     rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // (8 * height * width)))
     if tables.parts:
@@ -89,47 +99,41 @@ def new_buffers(
         rows, boxes = 1, boxes.copy()
         triangles = copy.deepcopy(triangles)
         soft = SoftParts(model, tables.parts, tables.first_part, triangles, boxes)
-    geoms, lights = len(scene.geom_types), len(scene.light_source)
-    textures = tables.textures
-    if textures is not None:
-        scratch = np.empty((8, width), np.int32), np.empty((2, width), np.uint64)
-        textures = textures._replace(corners=scratch[0], packed=scratch[1])
+    texels = np.empty((8, width), np.int32), np.empty((2, width), np.uint64)
     vertices = faces = 0
     if triangles is not None:
         vertices, faces = (int((triangles.ranges[:, k + 1] - triangles.ranges[:, k]).max()) for k in (0, 2))
-    shadow = None
-    if casters:
-        side = light_frame.width
-        shadow = ShadowBuffers(
-            maps=np.empty((casters, rows, side, side), np.float32),
-            basis=np.empty((rows, casters, 12), np.float32),
-            ids=np.empty((rows, side, side), np.int32),
-            places=_new_places(rows, geoms, lights),
-            scratch=_new_scratch(light_frame, vertices, faces, 0),
+
+    def view(frame: RenderFrame, maps: int = 0) -> Buffers:
+        shape = rows, frame.height, frame.width
+        return Buffers(
+            rows=rows,
+            look=tables.look,
+            frame=frame,
+            z=np.empty(shape, np.float32),
+            ids=np.empty(shape, np.int32),
+            lines=np.empty((*shape[:2], 2), np.int32),
+            layer=np.full(rows, -2),
+            places=_new_places(rows, len(tables.scene.geom_types), len(tables.scene.light_source)),
+            scratch=_new_scratch(frame, vertices, faces, maps),
+            texels=texels,
+            triangles=triangles,
+            boxes=boxes,
         )
-    buffers = Buffers(
-        rows=rows,
-        z=np.empty((rows, height, width), np.float32),
-        ids=np.empty((rows, height, width), np.int32),
-        lines=np.empty((rows, height, 2), np.int32),
-        layer=np.full(rows, -2),
-        veil_z=np.empty((rows, height, width), np.float32),
-        veil_ids=np.empty((rows, height, width), np.int32),
-        veil_lines=np.empty((rows, height, 2), np.int32),
-        places=_new_places(rows, geoms, lights),
-        scratch=_new_scratch(frame, vertices, faces, casters),
-        textures=textures,
-        triangles=triangles,
-        boxes=boxes,
-        soft=soft,
-        shadow=shadow,
-        mirror=None,
-    )
-    if mirror:
-        view = new_buffers(model, tables, frame, light_frame, 0)
-        view.triangles, view.boxes = triangles, boxes
-        shape = (rows, height, width)
-        buffers.mirror = MirrorBuffers(view, np.empty(shape, np.float32), np.empty((*shape, 3), np.uint8))
+
+    def veil(buffers: Buffers) -> Buffers:
+        z, ids, lines = (np.empty_like(part) for part in (buffers.z, buffers.ids, buffers.lines))
+        return replace(buffers, z=z, ids=ids, lines=lines)
+
+    buffers = view(frame, casters)
+    buffers.soft, buffers.veil = soft, veil(buffers)
+    if casters:
+        maps = np.empty((casters, rows, light_frame.width, light_frame.width), np.float32)
+        buffers.shadow = ShadowBuffers(view(light_frame), maps, np.empty((rows, casters, 12), np.float32))
+    if tables.mirror >= 0:
+        behind, shape = view(frame), (rows, height, width)
+        behind.veil = veil(behind)
+        buffers.mirror = MirrorBuffers(behind, np.empty(shape, np.float32), np.empty((*shape, 3), np.uint8))
     return buffers
 
 

@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, LifecycleError
-from headrace.sim.camera._render_frames import to_gray
+from headrace.sim.camera._render_light import to_gray
 from headrace.sim.camera.camera import (
     LOOKS,
+    ROW_LOOKS,
     CameraFrames,
     CameraSpec,
+    FreeView,
     ModelWatch,
     ScenePoses,
     base_diffuse,
     camera_id,
     check_poses,
     frames_for,
+    new_view,
     refuse_kinds,
 )
 from headrace.sim.mujoco_api import Model, mujoco
@@ -52,9 +55,8 @@ class GLCamera:
         self._option: Any = mujoco.MjvOption()
         for shown, groups in ((self._option.geomgroup, spec.groups), (self._option.sitegroup, spec.shown_sites)):
             shown[:] = [group in groups for group in range(len(shown))]
-        self._view: Any = mujoco.MjvCamera()
-        self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._view.fixedcamid = self._camera
+        self._view = new_view(model, self._camera)
+        self.free = FreeView.around(model) if self._camera < 0 else None
         self._rect: Any = mujoco.MjrRect(0, 0, spec.width, spec.height)
         self._gl = _context(backend, spec.width, spec.height)
         self._gl.make_current()
@@ -73,11 +75,12 @@ class GLCamera:
         check_poses(f"camera {self.spec.name!r}", self.model, poses)
         frames = frames_for(self.spec, len(poses), out)
         if self._watch.changed():
-            raw: Any = self.model
             for name in LOOKS:
-                getattr(self._drawn, name)[:] = getattr(raw, name)
+                getattr(self._drawn, name)[:] = getattr(self.model, name)
             for name in ("ambient", "specular"):
-                getattr(self._drawn.vis.headlight, name)[:] = getattr(raw.vis.headlight, name)
+                getattr(self._drawn.vis.headlight, name)[:] = getattr(self.model.vis.headlight, name)
+        if self.free is not None:
+            self.free.aim(self._view)
         self._gl.make_current()
         for i in range(len(poses)):
             self._pose(poses, i)
@@ -120,11 +123,13 @@ class GLCamera:
         data.site_xpos[:], data.site_xmat[:] = poses.site_pos[i], poses.site_mat[i]
         data.cam_xpos[:], data.cam_xmat[:] = poses.camera_pos[i], poses.camera_mat[i]
         data.light_xpos[:], data.light_xdir[:] = poses.light_pos[i], poses.light_dir[i]
-        raw: Any = self.model
-        model.geom_size[:] = raw.geom_size if poses.geom_size is None else poses.geom_size[i]
-        model.geom_rgba[:] = raw.geom_rgba if poses.geom_rgba is None else poses.geom_rgba[i]
+        model.geom_size[:] = self.model.geom_size if poses.geom_size is None else poses.geom_size[i]
+        model.geom_rgba[:] = self.model.geom_rgba if poses.geom_rgba is None else poses.geom_rgba[i]
         diffuse = base_diffuse(self.model) if poses.light_diffuse is None else poses.light_diffuse[i]
         model.vis.headlight.diffuse[:], model.light_diffuse[:] = diffuse[0], diffuse[1:]
+        looks = poses.looks or {}
+        for name in ROW_LOOKS:
+            getattr(model, name)[:] = looks[name][i] if name in looks else getattr(self.model, name)
         mujoco.mjv_updateScene(
             model, data, self._option, None, self._view, int(mujoco.mjtCatBit.mjCAT_ALL), self._scene
         )

@@ -28,9 +28,17 @@ from headrace.sim.camera._render_light import (
     turn,
     write_colors,
 )
-from headrace.sim.camera._render_math import along, dot, is_ball, line_ray
-from headrace.sim.camera._render_place import is_behind, order_transparent, pixel_bounds, place_lights
-from headrace.sim.camera._render_primitives import hit_ball, hit_box, hit_capsule, hit_cylinder, hit_plane
+from headrace.sim.camera._render_place import (
+    hit_ball,
+    hit_box,
+    hit_capsule,
+    hit_cylinder,
+    hit_plane,
+    is_behind,
+    order_transparent,
+    pixel_bounds,
+    place_lights,
+)
 from headrace.sim.camera._render_scene import (
     BOX,
     CAPSULE,
@@ -51,6 +59,10 @@ from headrace.sim.camera._render_scene import (
     RenderTextures,
     RenderTriangles,
     ShadowMaps,
+    along,
+    dot,
+    is_ball,
+    line_ray,
 )
 from headrace.sim.camera._render_texture import (
     blend_haze,
@@ -60,8 +72,9 @@ from headrace.sim.camera._render_texture import (
     scale_texture,
     see_sky,
     weigh_haze,
+    wrap_primitive,
+    wrap_shape,
 )
-from headrace.sim.camera._render_wrap import wrap_primitive, wrap_shape
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)

@@ -15,8 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from headrace._kernels.compiled import helper, kernel
-from headrace.sim.camera._render_math import dot
-from headrace.sim.camera._render_scene import F32, F64, I32, U32, RenderFrame
+from headrace.sim.camera._render_scene import F32, F64, I32, U32, RenderFrame, dot
 
 Corner: TypeAlias = tuple[float, float, float]
 """Column, line and 1/depth (depth if orthographic) of a vertex, in pixels."""
@@ -107,25 +106,14 @@ def _fill(
             continue
         w = np.float32(w_0 + w_x * (x_a - x_0) + w_y * (y - y_0))
         z_run, ids_run = z[np.uint64(y), x_a : x_a + count], ids[np.uint64(y), x_a : x_a + count]
-        if floor is not None:
-            for k in range(count):
-                depth = min(max(w + slope * np.float32(k), low), high)
-                depth = _ONE / depth if deep else depth
-                nearer = (depth <= z_run[k]) & (depth > floor[y, x_a + k])
-                z_run[k] = depth if nearer else z_run[k]
-                ids_run[k] = code if nearer else ids_run[k]
-        elif deep:
-            for k in range(count):
-                depth = _ONE / min(max(w + slope * np.float32(k), low), high)
-                nearer = depth <= z_run[k]
-                z_run[k] = depth if nearer else z_run[k]
-                ids_run[k] = code if nearer else ids_run[k]
-        else:
-            for k in range(count):
-                depth = min(max(w + slope * np.float32(k), low), high)
-                nearer = depth <= z_run[k]
-                z_run[k] = depth if nearer else z_run[k]
-                ids_run[k] = code if nearer else ids_run[k]
+        for k in range(count):
+            depth = min(max(w + slope * np.float32(k), low), high)
+            depth = _ONE / depth if deep else depth
+            nearer = depth <= z_run[k]
+            if floor is not None:
+                nearer &= depth > floor[y, x_a + k]
+            z_run[k] = depth if nearer else z_run[k]
+            ids_run[k] = code if nearer else ids_run[k]
 
 
 @helper

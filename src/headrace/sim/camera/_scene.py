@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,8 +36,25 @@ from headrace.sim.camera._render_scene import (
 from headrace.sim.camera._shapes import ShapeSet, load_shapes
 from headrace.sim.camera._soft import Part, add_room, list_parts, refuse_missing
 from headrace.sim.camera._textures import TextureSet, load_textures
-from headrace.sim.camera.camera import CameraSpec, base_colors, camera_id
+from headrace.sim.camera.camera import CameraSpec, base_colors, camera_id, new_view
 from headrace.sim.mujoco_api import Model, mujoco
+
+
+@dataclass(frozen=True, slots=True)
+class SceneLook:
+    """What surfaces, lights and the lens are like in some rows: those of the model, or of model fields of their own."""
+
+    scene: RenderScene
+    frame: RenderFrame
+    textures: RenderTextures | None
+    wraps: I32 | None
+    """(G,): how a geom that is no plane wears a 2D texture, 0 for not; None where none does."""
+    rgba: F32
+    """(G, 4)."""
+    tint: F32
+    """(G, 4): textures of one color, folded into the geom's color."""
+    still: F64
+    """(8,): hash of all of it that a static layer depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +64,13 @@ class SceneTables:
     scene: RenderScene
     triangles: RenderTriangles | None
     textures: RenderTextures | None
-    rgba: F32
-    """(1, G, 4): the model's colors of the visible geoms."""
     sizes: F64
     """(1, G, 3) as in the model."""
-    tint: F32
-    """(G, 4): textures of one color, folded into the geom's color."""
+    look: SceneLook
+    """Of the model itself."""
+    shown: list[_Shown]
+    used: list[int]
+    """Textures that are loaded, by their number in the model."""
     poses: I32
     """(G,): each one's place among the model's geoms, or that of a site after them."""
     diffuse: F32
@@ -93,32 +115,31 @@ def _is_shape(kind: int) -> bool:
     return kind == HFIELD or kind > BOX
 
 
-def _shown(model: Model, spec: CameraSpec) -> list[_Shown]:
+def _list_shown(model: Model, spec: CameraSpec) -> list[_Shown]:
     """Return what cameras show, that which never moves first."""
-    raw: Any = model
     found: list[_Shown] = []
-    for kind, count, start in (("geom", raw.ngeom, 0), ("site", raw.nsite, raw.ngeom)):
-        rgba = base_colors(model, kind)
+    for kind, count, start in (("geom", model.ngeom, 0), ("site", model.nsite, model.ngeom)):
+        rgba = base_colors(model, kind)[0]
         for k in range(count):
-            if getattr(raw, f"{kind}_group")[k] not in (spec.groups if kind == "geom" else spec.shown_sites):
+            if getattr(model, f"{kind}_group")[k] not in (spec.groups if kind == "geom" else spec.shown_sites):
                 continue
             shown = _Shown(
-                kind=int(getattr(raw, f"{kind}_type")[k]),
-                size=np.array(getattr(raw, f"{kind}_size")[k], np.float64),
+                kind=int(getattr(model, f"{kind}_type")[k]),
+                size=np.array(getattr(model, f"{kind}_size")[k], np.float64),
                 rgba=rgba[k],
-                material=int(getattr(raw, f"{kind}_matid")[k]),
-                static=raw.body_weldid[getattr(raw, f"{kind}_bodyid")[k]] == 0,
+                material=int(getattr(model, f"{kind}_matid")[k]),
+                static=model.body_weldid[getattr(model, f"{kind}_bodyid")[k]] == 0,
                 geom=k if kind == "geom" else -1,
                 pose=start + k,
-                data=int(raw.geom_dataid[k]) if kind == "geom" and _is_shape(raw.geom_type[k]) else -1,
+                data=int(model.geom_dataid[k]) if kind == "geom" and _is_shape(model.geom_type[k]) else -1,
             )
             found.append(shown)
     if spec.reflections:
         # MuJoCo has one mirror, the first plane or box that reflects; it shows what moves
         for k, shown in enumerate(found):
-            reflects = shown.material >= 0 and raw.mat_reflectance[shown.material] > 0
+            reflects = shown.material >= 0 and model.mat_reflectance[shown.material] > 0
             if shown.kind in (PLANE, BOX) and reflects and shown.rgba[3] >= OPAQUE:
-                found[k] = replace(shown, static=False, reflectance=float(raw.mat_reflectance[shown.material]))
+                found[k] = replace(shown, static=False, reflectance=float(model.mat_reflectance[shown.material]))
                 break
     return sorted(found, key=lambda shown: not shown.static)
 
@@ -131,56 +152,37 @@ def _as_shown(raw: Any, part: Part) -> _Shown:
     return _Shown(part.kind, np.zeros(3), part.rgba, material, False, -1, raw.ngeom + raw.nsite, -1)
 
 
-def build_tables(model: Model, spec: CameraSpec) -> SceneTables:
-    """Collect the geoms and sites that a camera shows, with materials, textures and lights."""
-    raw: Any = model
+def build_tables(model: Model, spec: CameraSpec, *, every_texture: bool = False) -> SceneTables:
+    """Collect the geoms and sites that a camera shows, with materials, textures and lights.
+
+    ``every_texture`` loads those, too, that no geom of the model itself wears.
+    """
     refuse_missing(model, spec)
-    shown, parts = _shown(model, spec), list_parts(model)
+    shown, parts = _list_shown(model, spec), list_parts(model)
     first_part = len(shown)
-    shown += [_as_shown(raw, part) for part in parts for _ in range(part.count)]
+    shown += [_as_shown(model, part) for part in parts for _ in range(part.count)]
     count = len(shown)
-    sky = _sky(raw)
-    worn = _worn_textures(raw, shown)
+    sky = _sky(model)
+    worn = range(model.ntex) if every_texture else _worn_textures(model, shown)
     used = list(dict.fromkeys([*(number for number in worn if number >= 0), *(() if sky is None else (sky,))]))
-    textures = load_textures(raw, used)
-    slot_of = dict(zip(used, textures.slots, strict=True))
-    sky_slot = -1 if sky is None else slot_of[sky]
-    flat = raw.cam_projection[camera_id(model, spec.name)] == int(mujoco.mjtProjection.mjPROJ_ORTHOGRAPHIC)
-    repeats = np.zeros((count, 4), np.float32)
-    texture = np.full(count, -1, np.int32)
-    tint = np.ones((count, 4), np.float32)
-    emission, gloss = np.zeros(count, np.float32), np.zeros((count, 2), np.float32)
+    textures = load_textures(model, used)
     wanted = {k: (s.kind == HFIELD, s.data) for k, s in enumerate(shown) if s.data >= 0}
     order = list(dict.fromkeys(wanted.values()))
-    shapes = load_shapes(raw, order)
+    shapes = load_shapes(model, order)
     shape_ids, boxes = np.full(count, -1, np.int32), np.zeros((count, 6))
     kinds = np.array([s.kind for s in shown], np.int32)
     triangles, of_part = add_room(shapes.triangles, model, parts), 0
     for k, s in enumerate(shown):
-        if _is_shape(s.kind):
-            shape_ids[k] = shapes.slots[order.index(wanted[k])] if k in wanted else -1
-            if k >= first_part:
-                shape_ids[k], of_part = len(shapes.boxes) + of_part, of_part + 1
-            if shape_ids[k] < 0:
-                kinds[k] = -1
-                continue
+        if not _is_shape(s.kind):
+            continue
+        shape_ids[k] = shapes.slots[order.index(wanted[k])] if k in wanted else -1
+        if k >= first_part:
+            shape_ids[k], of_part = len(shapes.boxes) + of_part, of_part + 1
+        if shape_ids[k] < 0:
+            kinds[k] = -1
+        else:
             boxes[k] = shapes.boxes[shape_ids[k]] if k < first_part else 0
-        # OpenGL's material of a geom without one, as mjv_updateScene sets it
-        gloss[k] = 0.5, 0.5 * 128
-        if s.material < 0:
-            continue
-        emission[k] = raw.mat_emission[s.material]
-        gloss[k] = raw.mat_specular[s.material], raw.mat_shininess[s.material] * 128
-        number = worn[k]
-        if number < 0:
-            continue
-        texture[k] = slot_of[number]
-        if texture[k] < 0:
-            tint[k, :3] = textures.colors[used.index(number)]
-            continue
-        bare = triangles is not None and shape_ids[k] >= 0 and triangles.first_texcoord[shape_ids[k]] < 0
-        repeats[k] = *raw.mat_texrepeat[s.material], raw.mat_texuniform[s.material], bare
-    lights = _lights(raw)
+    lights = _lights(model)
     faces = np.zeros((0, 4), np.int32) if triangles is None else triangles.ranges
     most_faces = int((faces[:, 3] - faces[:, 2]).max(initial=1))
     face_bits = int(most_faces - 1).bit_length()
@@ -189,12 +191,14 @@ def build_tables(model: Model, spec: CameraSpec) -> SceneTables:
             f"camera: {count} visible geoms with up to {most_faces} faces are more than the native renderer numbers; "
             'simplify the largest mesh, or use renderer="gl"'
         )
+    casters = lights.casters if spec.shadows else ()
+    lights.lighting.maps[list(casters)] = np.arange(len(casters))
     scene = RenderScene(
         geom_types=kinds,
         geom_ids=np.array([s.geom for s in shown], np.int32),
         geom_shapes=shape_ids,
-        geom_emission=emission,
-        geom_gloss=gloss,
+        geom_emission=np.zeros(count, np.float32),
+        geom_gloss=np.zeros((count, 2), np.float32),
         light_source=lights.source,
         lighting=lights.lighting,
         # OpenGL's scene gets some light where the model has none at all
@@ -202,26 +206,91 @@ def build_tables(model: Model, spec: CameraSpec) -> SceneTables:
         face_bits=face_bits,
     )
     mirror = next((k for k, s in enumerate(shown) if s.reflectance > 0), -1)
-    return SceneTables(
+    frame = build_frame(model, spec)
+    sky_slot = -1 if sky is None else textures.slots[used.index(sky)]
+    worn_tables = _texture_tables(model, shown, textures, sky_slot, not frame.perspective)
+    blank = np.ones((count, 4), np.float32)
+    static = sum(s.static for s in shown)
+    tables = SceneTables(
         scene=scene,
         triangles=triangles,
-        textures=None
-        if not len(textures.kinds)
-        else _texture_tables(raw, shown, textures, texture, repeats, sky_slot, flat),
-        rgba=np.array([s.rgba for s in shown], np.float32).reshape(1, -1, 4),
+        textures=worn_tables if len(textures.kinds) else None,
         sizes=np.array([s.size for s in shown], np.float64).reshape(1, -1, 3),
-        tint=tint,
+        look=SceneLook(scene, frame, None, None, blank, blank, np.zeros(8)),
+        shown=shown,
+        used=used,
         poses=np.array([s.pose for s in shown[:first_part]], np.int32),
         diffuse=lights.diffuse[None],
-        static=sum(s.static for s in shown),
+        static=static,
         lights_move=lights.move,
-        casters=lights.casters,
+        casters=casters,
         mirror=mirror,
         reflectance=shown[mirror].reflectance if mirror >= 0 else 0.0,
         parts=parts,
         first_part=first_part,
         boxes=boxes,
         shared=(shapes, textures),
+    )
+    return replace(tables, look=build_look(model, tables, frame))
+
+
+class _Overlay:
+    """A model with other values in some of its fields."""
+
+    def __init__(self, model: Model, fields: Mapping[str, NDArray[Any]]) -> None:
+        self._model, self._fields = model, fields
+
+    def __getattr__(self, name: str) -> Any:
+        own = getattr(self._model, name)
+        return self._fields[name].astype(own.dtype) if name in self._fields else own
+
+
+def build_look(
+    model: Model, tables: SceneTables, frame: RenderFrame, fields: Mapping[str, NDArray[Any]] | None = None
+) -> SceneLook:
+    """Return what a scene looks like with the model's own materials and lights, or those of ``fields``."""
+    raw: Any = _Overlay(model, fields or {})
+    scene, static = tables.scene, tables.static
+    shown = [replace(s, material=int(raw.geom_matid[s.geom])) if s.geom >= 0 else s for s in tables.shown]
+    count, triangles, textures = len(shown), tables.triangles, tables.shared[1]
+    repeats, texture = np.zeros((count, 4), np.float32), np.full(count, -1, np.int32)
+    tint, emission, gloss = np.ones((count, 4), np.float32), np.zeros(count, np.float32), np.zeros((count, 2))
+    for k, (s, number) in enumerate(zip(shown, _worn_textures(raw, shown), strict=True)):
+        # OpenGL's material of a geom without one, as mjv_updateScene sets it
+        gloss[k] = 0.5, 0.5 * 128
+        if s.material < 0 or scene.geom_types[k] < 0:
+            continue
+        emission[k] = raw.mat_emission[s.material]
+        gloss[k] = raw.mat_specular[s.material], raw.mat_shininess[s.material] * 128
+        if number < 0:
+            continue
+        texture[k] = textures.slots[tables.used.index(number)]
+        if texture[k] < 0:
+            tint[k, :3] = textures.colors[tables.used.index(number)]
+            continue
+        shape = scene.geom_shapes[k]
+        bare = triangles is not None and shape >= 0 and triangles.first_texcoord[shape] < 0
+        repeats[k] = *raw.mat_texrepeat[s.material], raw.mat_texuniform[s.material], bare
+    colors = np.concatenate([base_colors(raw, "geom")[0], base_colors(raw, "site")[0]])
+    rgba = [s.rgba if s.pose == len(colors) else colors[s.pose] for s in shown]
+    lighting = _lights(raw).lighting._replace(maps=scene.lighting.maps)
+    scene = scene._replace(geom_emission=emission, geom_gloss=gloss.astype(np.float32), lighting=lighting)
+    worn, wraps = tables.textures, None
+    if worn is not None:
+        worn = worn._replace(of_geom=texture, repeats=repeats)
+        flat = (texture >= 0) & (worn.kinds[texture] == TEXTURE_2D) & (scene.geom_types != PLANE)
+        wraps = np.where(flat, np.where(scene.geom_shapes < 0, WRAPS_PRIMITIVE, WRAPS_SHAPE), 0).astype(np.int32)
+    still = [part[:static] for part in (emission, scene.geom_gloss, texture, repeats, tint)]
+    still += [np.array(frame, np.float64), *lighting]
+    digest = hashlib.sha256(b"".join(part.tobytes() for part in still)).digest()
+    return SceneLook(
+        scene=scene,
+        frame=frame,
+        textures=worn,
+        wraps=wraps if wraps is not None and wraps.any() else None,
+        rgba=np.array(rgba, np.float32).reshape(-1, 4),
+        tint=tint,
+        still=np.frombuffer(digest, np.int32).astype(np.float64),
     )
 
 
@@ -251,16 +320,14 @@ def _worn_textures(raw: Any, shown: list[_Shown]) -> list[int]:
     return worn
 
 
-def _texture_tables(
-    raw: Any, shown: list[_Shown], textures: TextureSet, of_geom: I32, repeats: F32, sky: int, flat: bool
-) -> RenderTextures:
-    """Textures with scratch for pictures without pixels."""
+def _texture_tables(raw: Any, shown: list[_Shown], textures: TextureSet, sky: int, flat: bool) -> RenderTextures:
+    """Textures that no geom wears yet, with scratch for pictures without pixels."""
     # in the order of the model, as MuJoCo looks for it
     infinite = [(s.pose, k) for k, s in enumerate(shown) if s.kind == PLANE and s.size[0] <= 0 and s.size[1] <= 0]
     haze = [*raw.vis.rgba.haze[:3], max(float(raw.vis.map.haze), 1e-6), 0.7 * raw.vis.map.zfar * raw.stat.extent]
     return RenderTextures(
-        of_geom=of_geom,
-        repeats=repeats,
+        of_geom=np.full(len(shown), -1, np.int32),
+        repeats=np.zeros((len(shown), 4), np.float32),
         texels=textures.texels,
         levels=textures.levels,
         kinds=textures.kinds,
@@ -272,16 +339,10 @@ def _texture_tables(
     )
 
 
-def build_frame(model: Model, spec: CameraSpec) -> RenderFrame:
+def build_frame(model: Model, spec: CameraSpec, stage: tuple[Any, Any] | None = None) -> RenderFrame:
     """Return the frustum of a camera, as MuJoCo computes it for a picture of this shape."""
-    raw: Any = model
-    scene = mujoco.MjvScene(raw, maxgeom=1)
-    view = mujoco.MjvCamera()
-    view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-    view.fixedcamid = camera_id(model, spec.name)
-    data = mujoco.MjData(raw)
-    mujoco.mj_fwdPosition(raw, data)
-    mujoco.mjv_updateCamera(raw, data, view, scene)
+    data, scene = stage or _stage(model)
+    mujoco.mjv_updateCamera(model, data, new_view(model, camera_id(model, spec.name)), scene)
     cam = scene.camera[0]
     near, far = float(cam.frustum_near), float(cam.frustum_far)
     unit = 1.0 if cam.orthographic else near
@@ -300,11 +361,47 @@ def build_frame(model: Model, spec: CameraSpec) -> RenderFrame:
     )
 
 
+def _stage(model: Model) -> tuple[Any, Any]:
+    data = mujoco.MjData(model)
+    mujoco.mj_fwdPosition(model, data)
+    return data, mujoco.MjvScene(model, maxgeom=1)
+
+
+def build_row_frame(model: Model, spec: CameraSpec, fields: Mapping[str, NDArray[Any]]) -> RenderFrame:
+    """Return the frustum of a camera whose field of view or intrinsics are those of ``fields``."""
+    number, raw = camera_id(model, spec.name), _Overlay(model, fields)
+    lens = [tuple(np.ravel(getattr(raw, name)[number]).tolist()) for name in _LENS]
+    view = (model.stat.extent, model.vis.map.znear, model.vis.map.zfar)
+    return _lens_frame(spec.width, spec.height, view, *lens)
+
+
+_LENS = ("cam_fovy", "cam_intrinsic", "cam_sensorsize", "cam_projection")
+_LENS_LOCK = threading.Lock()
+
+
+@lru_cache(4096)
+def _lens_frame(width: int, height: int, view: tuple[float, ...], *lens: tuple[float, ...]) -> RenderFrame:
+    with _LENS_LOCK:
+        model, stage = _lens_model()
+        model.stat.extent, model.vis.map.znear, model.vis.map.zfar = view
+        for name, values in zip(_LENS, lens, strict=True):
+            getattr(model, name)[:] = values
+        return build_frame(model, CameraSpec(name="lens", width=width, height=height), stage)
+
+
+@cache
+def _lens_model() -> tuple[Model, tuple[Any, Any]]:
+    """Return a model of one camera alone: MuJoCo computes its frustum as for a model that has its numbers."""
+    model = mujoco.MjModel.from_xml_string('<mujoco><worldbody><camera name="lens"/></worldbody></mujoco>')
+    return model, _stage(model)
+
+
 def camera_moves(model: Model, name: str) -> bool:
     """Return whether a camera may be elsewhere in another state."""
-    raw: Any = model
     number = camera_id(model, name)
-    return _moves(raw, raw.cam_mode[number], raw.cam_bodyid[number], raw.cam_targetbodyid[number])
+    return number >= 0 and _moves(
+        model, model.cam_mode[number], model.cam_bodyid[number], model.cam_targetbodyid[number]
+    )
 
 
 def _moves(raw: Any, mode: int, body: int, target: int) -> bool:
@@ -366,20 +463,9 @@ def _lights(raw: Any) -> _Lights:
     )
 
 
-def find_wraps(tables: SceneTables) -> I32 | None:
-    """(G,): how a geom that is no plane wears a 2D texture, 0 for not; None where none does."""
-    textures, scene = tables.textures, tables.scene
-    if textures is None:
-        return None
-    flat = (textures.of_geom >= 0) & (textures.kinds[textures.of_geom] == TEXTURE_2D) & (scene.geom_types != PLANE)
-    wraps = np.where(flat, np.where(scene.geom_shapes < 0, WRAPS_PRIMITIVE, WRAPS_SHAPE), 0).astype(np.int32)
-    return wraps if wraps.any() else None
-
-
 def build_light_frame(model: Model, frame: RenderFrame) -> RenderFrame:
     """Return what a directional light sees: MuJoCo's square around it, in a resolution that suits the picture."""
-    raw: Any = model
-    half = float(raw.vis.map.shadowclip * raw.stat.extent)
+    half = float(model.vis.map.shadowclip * model.stat.extent)
     side = min(max(256, 4 * max(frame.width, frame.height)), 2048)
     return frame._replace(
         width=side, height=side, left=-half, right=half, bottom=-half, top=half, perspective=0.0, light=True

@@ -24,10 +24,9 @@ _GROUPS = (0, 1, 2)
 
 def refuse_missing(model: Model, spec: CameraSpec) -> None:
     """Raise where MuJoCo's picture of a model shows something that the native renderer cannot draw."""
-    raw: Any = model
-    rays = np.flatnonzero(raw.sensor_type == int(mujoco.mjtSensor.mjSENS_RANGEFINDER))
+    rays = np.flatnonzero(model.sensor_type == int(mujoco.mjtSensor.mjSENS_RANGEFINDER))
     if len(rays) and spec.missing == "raise":
-        names = ", ".join(raw.sensor(int(k)).name or f"number {k}" for k in rays)
+        names = ", ".join(model.sensor(int(k)).name or f"number {k}" for k in rays)
         raise ConfigError(
             f"camera {spec.name!r}: the native renderer cannot draw the rays of rangefinders ({names}); use "
             'CameraSpec(missing="skip") to leave them out, or renderer="gl"'
@@ -54,41 +53,39 @@ class Part:
 
 def list_parts(model: Model) -> list[Part]:
     """Return the parts of a model that MuJoCo shows."""
-    raw: Any = model
     kinds = mujoco.mjtObj
     parts: list[Part] = []
 
     def add(kind: int, what: Any, name: str, k: int, count: int, faces: int = 0) -> None:
-        if getattr(raw, f"{name}_group")[k] in _GROUPS and count:
+        if getattr(model, f"{name}_group")[k] in _GROUPS and count:
             material, rgba = (
-                int(getattr(raw, f"{name}_matid")[k]),
-                np.array(getattr(raw, f"{name}_rgba")[k], np.float64),
+                int(getattr(model, f"{name}_matid")[k]),
+                np.array(getattr(model, f"{name}_rgba")[k], np.float64),
             )
             parts.append(Part(kind, (int(what), k), material, rgba, count, faces))
 
-    for k in range(raw.nflex):
-        if raw.flex_dim[k] == 1:
-            add(CYLINDER, kinds.mjOBJ_FLEX, "flex", k, int(raw.flex_edgenum[k]))
+    for k in range(model.nflex):
+        if model.flex_dim[k] == 1:
+            add(CYLINDER, kinds.mjOBJ_FLEX, "flex", k, int(model.flex_edgenum[k]))
         else:
-            sides = 2 * int(raw.flex_elemnum[k]) + 2 * int(raw.flex_shellnum[k])
-            add(MESH, kinds.mjOBJ_FLEX, "flex", k, 1, sides if raw.flex_dim[k] == 2 else int(raw.flex_shellnum[k]))
-    for k in range(raw.nskin):
-        add(MESH, kinds.mjOBJ_SKIN, "skin", k, 1, int(raw.skin_facenum[k]))
-    for k in range(raw.ntendon):
-        objects = raw.wrap_type[raw.tendon_adr[k] : raw.tendon_adr[k] + raw.tendon_num[k]]
+            sides = 2 * int(model.flex_elemnum[k]) + 2 * int(model.flex_shellnum[k])
+            add(MESH, kinds.mjOBJ_FLEX, "flex", k, 1, sides if model.flex_dim[k] == 2 else int(model.flex_shellnum[k]))
+    for k in range(model.nskin):
+        add(MESH, kinds.mjOBJ_SKIN, "skin", k, 1, int(model.skin_facenum[k]))
+    for k in range(model.ntendon):
+        objects = model.wrap_type[model.tendon_adr[k] : model.tendon_adr[k] + model.tendon_num[k]]
         spatial = len(objects) > 0 and (objects != int(mujoco.mjtWrap.mjWRAP_JOINT)).all()
         # a string of two sites may hang; around a geom it has two points more
-        most = int(raw.vis.quality.numslices) if len(objects) == 2 else 2 * len(objects)
+        most = int(model.vis.quality.numslices) if len(objects) == 2 else 2 * len(objects)
         add(CAPSULE, kinds.mjOBJ_TENDON, "tendon", k, most if spatial else 0)
-    for k in np.flatnonzero(_cranks(raw)):
-        color = np.array(raw.vis.rgba.slidercrank, np.float64)
+    for k in np.flatnonzero(_cranks(model)):
+        color = np.array(model.vis.rgba.slidercrank, np.float64)
         parts += [Part(kind, (int(kinds.mjOBJ_ACTUATOR), int(k)), -1, color, 1) for kind in (CYLINDER, CAPSULE)]
     return parts
 
 
 def add_room(triangles: RenderTriangles | None, model: Model, parts: list[Part]) -> RenderTriangles | None:
     """Return a copy of the tables of shapes with room for the parts that are shapes, after those that are there."""
-    raw: Any = model
     soft = [part for part in parts if part.kind == MESH]
     if not soft:
         return triangles
@@ -110,11 +107,11 @@ def add_room(triangles: RenderTriangles | None, model: Model, parts: list[Part])
         index = np.arange(3 * count, dtype=np.uint32).reshape(count, 3)
         if part.owner[0] == int(mujoco.mjtObj.mjOBJ_SKIN):
             k = part.owner[1]
-            start, first = int(raw.skin_faceadr[k]), int(raw.skin_texcoordadr[k])
-            index = raw.skin_face[start : start + count].astype(np.uint32)
+            start, first = int(model.skin_faceadr[k]), int(model.skin_texcoordadr[k])
+            index = model.skin_face[start : start + count].astype(np.uint32)
             if first >= 0:
-                at = raw.skin_texcoord[first : first + raw.skin_vertnum[k]][index]
-        elif raw.flex_texcoordadr[part.owner[1]] >= 0:
+                at = model.skin_texcoord[first : first + model.skin_vertnum[k]][index]
+        elif model.flex_texcoordadr[part.owner[1]] >= 0:
             at = empty((count, 3, 2), np.float32)  # laid out with the faces
         vertices = int(index.max(initial=0)) + 1
         ranges.append(np.array([[vertex, vertex + vertices, face, face + count]], np.int32))

@@ -30,6 +30,8 @@ FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
     "normals": ((3,), np.float32),
 }
 """Kind of image → axes after height and width, dtype."""
+FREE = "free"
+"""Name of the camera that no model needs to have."""
 _MOST_PIXELS = 32766
 _GROUPS = 6  # MuJoCo's mjNGROUP
 _DERIVED = {
@@ -49,7 +51,13 @@ _KINEMATIC = (
     *("site_pos", "site_quat", "cam_pos", "cam_quat", "light_pos", "light_dir"),
 )
 """Model fields that say where things are."""
-PICTURE_FIELDS = (*_KINEMATIC, "geom_size", "geom_rgba", "light_diffuse")
+ROW_LOOKS = (
+    *("cam_fovy", "cam_intrinsic", "light_ambient", "light_specular", "light_attenuation", "light_cutoff"),
+    *("light_exponent", "mat_rgba", "mat_emission", "mat_specular", "mat_shininess", "mat_texrepeat", "mat_texid"),
+    "geom_matid",
+)
+"""Model fields of lenses, lights and materials."""
+PICTURE_FIELDS = (*_KINEMATIC, "geom_size", "geom_rgba", "light_diffuse", *ROW_LOOKS)
 """Model fields whose values per row poses can carry."""
 _EYES = ("cam_pos", "cam_quat", "cam_mode", "light_pos", "light_dir", "light_mode")
 LOOKS = (
@@ -92,7 +100,7 @@ class CameraSpec:
     """A camera of the model and what to take with it."""
 
     name: str
-    """Name of the camera in the MJCF."""
+    """Name of the camera in the MJCF, or ``free``: one that sees the whole model, as MuJoCo's own viewer begins."""
     width: int
     """Pixels."""
     height: int
@@ -198,13 +206,15 @@ class ScenePoses:
     """(n, geoms, 4); None where the model's colors and lights hold."""
     light_diffuse: F64 | None = None
     """(n, 1 + lights, 3), the headlight first; given with ``geom_rgba``."""
+    looks: Mapping[str, NDArray[Any]] | None = None
+    """Model fields of ``ROW_LOOKS``, (n, …), that differ between rows; None where the model's hold."""
     soft: Mapping[str, NDArray[Any]] | None = None
     """Fields of MjData, (n, …), that tendons, skins and flexes follow from; None for models without any."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             name, array = field.name, getattr(self, field.name)
-            if array is None or name == "soft":
+            if array is None or name in ("soft", "looks"):
                 continue
             if array.dtype != np.float64:
                 raise DtypeError(f"poses.{name}: expected float64, got {array.dtype}")
@@ -219,8 +229,8 @@ class ScenePoses:
         picked: dict[str, Any] = {}
         for field in fields(self):
             array = getattr(self, field.name)
-            if field.name == "soft" and array is not None:
-                picked["soft"] = {name: values[index] for name, values in array.items()}
+            if field.name in ("soft", "looks") and array is not None:
+                picked[field.name] = {name: values[index] for name, values in array.items()}
             else:
                 picked[field.name] = None if array is None else array[index]
         return ScenePoses(**picked)
@@ -268,18 +278,70 @@ def refuse_kinds(spec: CameraSpec, renderer: str, kinds: tuple[str, ...]) -> Non
 
 
 def camera_id(model: Model, name: str) -> int:
-    """Return the number of a named camera."""
-    names = [model.camera(i).name for i in range(model.ncam)]
+    """Return the number of a named camera; -1 for the free one."""
+    names = camera_names(model)
     if name not in names:
         raise UnknownNameError("camera", name, names)
-    return names.index(name)
+    return names.index(name) if name != FREE or model.ncam == len(names) else -1
+
+
+def camera_names(model: Model) -> list[str]:
+    """Return the names of a model's cameras, and of the free one, last, where none of them is called so."""
+    names = [str(model.camera(i).name) for i in range(model.ncam)]
+    return names if FREE in names else [*names, FREE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeView:
+    """Where the free camera is, in MuJoCo's terms."""
+
+    lookat: tuple[float, float, float]
+    """The point in the middle of the picture, in the world."""
+    distance: float
+    """Meters to it."""
+    azimuth: float
+    """Degrees around the vertical."""
+    elevation: float
+    """Degrees above the horizontal; negative looks down."""
+
+    @classmethod
+    def around(cls, model: Model) -> FreeView:
+        """Return the view that MuJoCo's own viewer begins with."""
+        x, y, z = map(float, model.stat.center)
+        visual = model.vis.global_
+        angles = {"azimuth": float(visual.azimuth), "elevation": float(visual.elevation)}
+        return cls(lookat=(x, y, z), distance=1.5 * float(model.stat.extent), **angles)
+
+    def pose(self) -> tuple[F64, F64]:
+        """Return position (3,) and orientation (9,), as in :class:`ScenePoses`."""
+        turn, rise = math.radians(self.azimuth), math.radians(self.elevation)
+        forward = np.array([math.cos(rise) * math.cos(turn), math.cos(rise) * math.sin(turn), math.sin(rise)])
+        up = np.array([-math.sin(rise) * math.cos(turn), -math.sin(rise) * math.sin(turn), math.cos(rise)])
+        axes = np.stack([np.cross(forward, up), up, -forward], axis=1)
+        return np.array(self.lookat) - self.distance * forward, axes.reshape(9)
+
+    def aim(self, camera: Any) -> None:
+        """Set an ``MjvCamera`` to this view."""
+        camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+        camera.lookat[:] = self.lookat
+        camera.distance, camera.azimuth, camera.elevation = self.distance, self.azimuth, self.elevation
+
+
+def new_view(model: Model, number: int) -> Any:
+    """Return the ``MjvCamera`` of a camera by its number; -1 for the free one."""
+    view = mujoco.MjvCamera()
+    if number < 0:
+        FreeView.around(model).aim(view)
+    else:
+        view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        view.fixedcamid = number
+    return view
 
 
 def has_soft_parts(model: Model) -> bool:
     """Return whether a model shows more than geoms and sites: tendons, skins, flexes or slider-cranks."""
-    raw: Any = model
-    cranks = raw.actuator_trntype == int(mujoco.mjtTrn.mjTRN_SLIDERCRANK)
-    return bool(raw.nskin or raw.nflex or raw.nwrap or cranks.any())
+    cranks = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_SLIDERCRANK)
+    return bool(model.nskin or model.nflex or model.nwrap or cranks.any())
 
 
 class ModelWatch:
@@ -290,10 +352,9 @@ class ModelWatch:
     """
 
     def __init__(self, model: Model) -> None:
-        raw: Any = model
-        self._arrays = [getattr(raw, name) for name in LOOKS]
-        self._vis, self._stat = raw.vis, raw.stat
-        head, colors = raw.vis.headlight, raw.vis.rgba
+        self._arrays = [getattr(model, name) for name in LOOKS]
+        self._vis, self._stat = model.vis, model.stat
+        head, colors = model.vis.headlight, model.vis.rgba
         self._arrays += [head.ambient, head.diffuse, head.specular, colors.haze]
         self._seen = self._read()
 
@@ -314,27 +375,31 @@ class ModelWatch:
 _DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1], np.float32)
 
 
-def base_colors(model: Model, kind: str = "geom") -> F64:
-    """(geoms or sites of the model, 4): the color of each, its material's where it has none of its own."""
-    raw: Any = model
-    own, material = getattr(raw, f"{kind}_rgba"), getattr(raw, f"{kind}_matid")
-    rgba = np.array(own, np.float64).reshape(-1, 4)
-    for k in range(len(rgba)):
-        if material[k] >= 0 and np.array_equal(own[k], _DEFAULT_RGBA):
-            rgba[k] = raw.mat_rgba[material[k]]
-    return rgba
+def base_colors(model: Model, kind: str = "geom", fields: Mapping[str, NDArray[Any]] | None = None) -> F64:
+    """(rows, geoms or sites of the model, 4): the color of each, its material's where it has none of its own.
+
+    One row, or as many as ``fields`` have: model fields (n, …) in place of the model's own.
+    """
+    names = (f"{kind}_rgba", f"{kind}_matid", "mat_rgba")
+    own: dict[str, NDArray[Any]] = {name: getattr(model, name)[None] for name in names}
+    given = [{**own, **(fields or {})}[name] for name in names]
+    rows = np.arange(max(len(part) for part in given))
+    rgba, material, colors = (np.broadcast_to(part, (len(rows), *part.shape[1:])) for part in given)
+    if not colors.shape[1]:
+        return np.array(rgba, np.float64)
+    plain = (material >= 0) & (rgba.astype(np.float32) == _DEFAULT_RGBA).all(-1)
+    worn = colors[rows[:, None], np.maximum(material, 0).astype(np.int64)]
+    return np.where(plain[..., None], worn, rgba).astype(np.float64)
 
 
 def base_diffuse(model: Model) -> F64:
     """(1 + lights of the model, 3): the diffuse light of the headlight and of each light."""
-    raw: Any = model
-    return np.concatenate([raw.vis.headlight.diffuse[None], raw.light_diffuse.reshape(-1, 3)]).astype(np.float64)
+    return np.concatenate([model.vis.headlight.diffuse[None], model.light_diffuse.reshape(-1, 3)]).astype(np.float64)
 
 
 def check_poses(whose: str, model: Model, poses: ScenePoses) -> None:
     """Poses must come from the model that they are used with; colors of their own are welcome."""
-    raw: Any = model
-    expected = (raw.nq + 7 * raw.nmocap, raw.ngeom, raw.nsite, raw.ncam, raw.nlight)
+    expected = (model.nq + 7 * model.nmocap, model.ngeom, model.nsite, model.ncam, model.nlight)
     places = poses.geom_pos.shape[1], poses.site_pos.shape[1], poses.camera_pos.shape[1], poses.light_pos.shape[1]
     got = (poses.state.shape[1], *places)
     if got != expected:
@@ -410,8 +475,14 @@ class PoseReader:
             parts["soft"] = {name: field[:n].copy() for name, field in self._soft.items()}
         if "geom_size" in fields:
             parts["geom_size"] = np.array(fields["geom_size"], np.float64)
-        if "geom_rgba" in fields or "light_diffuse" in fields:
-            parts["geom_rgba"], parts["light_diffuse"] = self._looks(n, fields)
+        looks = {name: fields[name] for name in ROW_LOOKS if name in fields}
+        if looks:
+            parts["looks"] = looks
+        if not {"geom_rgba", "geom_matid", "mat_rgba", "light_diffuse"}.isdisjoint(fields):
+            parts["geom_rgba"] = np.resize(base_colors(self.model, fields=fields), (n, self.model.ngeom, 4))
+            parts["light_diffuse"] = np.repeat(base_diffuse(self.model)[None], n, 0)
+            if "light_diffuse" in fields:
+                parts["light_diffuse"][:, 1:] = fields["light_diffuse"]
         state = np.concatenate([target[:n].reshape(n, math.prod(target.shape[1:])) for target in self._state], axis=1)
         return ScenePoses(state=state, **parts)
 
@@ -435,19 +506,6 @@ class PoseReader:
             target[:n] = given[name].reshape(target[:n].shape) if name in given else getattr(self._kinematic, name)
         if setconst_inputs().intersection(names):
             self._batch.set_const(np.arange(n, dtype=np.int32))
-
-    def _looks(self, n: int, given: Mapping[str, F64]) -> tuple[F64, F64]:
-        """Colors (n, geoms, 4) and lights (n, 1 + lights, 3), the model's where they are not given."""
-        rgba = np.repeat(base_colors(self.model)[None], n, 0)
-        diffuse = np.repeat(base_diffuse(self.model)[None], n, 0)
-        if "geom_rgba" in given:
-            own = np.asarray(given["geom_rgba"], np.float64)
-            # a geom whose color is still the model's keeps its material's
-            nominal = (own == np.asarray(self._kinematic.geom_rgba, np.float64)).all(-1, keepdims=True)
-            rgba = np.where(nominal, rgba, own)
-        if "light_diffuse" in given:
-            diffuse[:, 1:] = given["light_diffuse"]
-        return rgba, diffuse
 
 
 class SceneState:
@@ -487,15 +545,12 @@ class SceneState:
         if shapes == self._shapes:
             return False
         self._shapes, self.columns, self.width = shapes, {}, 0
+        self.has_fields = len(shapes) > len(self._positions)
+        """Whether rows hold more than positions."""
         for name, shape in shapes.items():
             self.columns[name] = slice(self.width, self.width + math.prod(shape))
             self.width = self.columns[name].stop
         return True
-
-    @property
-    def has_fields(self) -> bool:
-        """Whether rows hold more than positions."""
-        return len(self._shapes) > len(self._positions)
 
     def take(self, ids: Tensor | None) -> Tensor:
         """Return rows of the environments ``ids`` (n,), or of all: float64 (n, width), fresh, on its device."""

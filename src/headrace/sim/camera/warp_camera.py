@@ -48,23 +48,23 @@ class WarpCamera:
         refuse_kinds(spec, "warp", ("normals",))
         self.spec = spec
         self.model = model
-        camera_id(model, spec.name)
+        if camera_id(model, spec.name) < 0:
+            raise ConfigError("the warp renderer: expected a camera of the model, got 'free'; use native or gl for it")
         _warn_of_sites(model, spec)
         self._wp.init()
         self.device = torch.device(device or ("cuda:0" if self._wp.is_cuda_available() else "cpu"))
-        raw: Any = model
-        self._far = float(raw.vis.map.zfar * raw.stat.extent)
-        self._sky = bool((raw.tex_type == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)).any())
+        self._far = float(model.vis.map.zfar * model.stat.extent)
+        self._sky = bool((model.tex_type == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX)).any())
         self._capacity = 0
         self._closed = False
         with warp_launches(self.device):
-            self._model: Any = self._mjw.put_model(raw)
+            self._model: Any = self._mjw.put_model(model)
 
     def render(self, poses: ScenePoses, out: CameraFrames | None = None) -> CameraFrames:
         """See :meth:`Camera.render`."""
         self._check_open()
         check_poses(f"camera {self.spec.name!r}", self.model, poses)
-        if poses.geom_rgba is not None or poses.geom_size is not None:
+        if not (poses.geom_rgba is None and poses.geom_size is None and poses.looks is None):
             raise ConfigError(
                 "the warp renderer draws the model's colors, lights and sizes; use native or gl for looks"
             )
@@ -158,11 +158,10 @@ class WarpCamera:
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:
             return
-        raw: Any = self.model
         want = self.spec.data_types
-        self._data: Any = self._mjw.make_data(raw, nworld=rows)
+        self._data: Any = self._mjw.make_data(self.model, nworld=rows)
         self._context: Any = self._mjw.create_render_context(
-            raw,
+            self.model,
             nworld=rows,
             cam_res=(self.spec.width, self.spec.height),
             render_rgb="rgb" in want or "gray" in want,
@@ -178,8 +177,7 @@ class WarpCamera:
 
 
 def _warn_of_sites(model: Model, spec: CameraSpec) -> None:
-    raw: Any = model
-    visible = np.isin(raw.site_group, spec.shown_sites) & (base_colors(model, "site")[:, 3] > 0)
+    visible = np.isin(model.site_group, spec.shown_sites) & (base_colors(model, "site")[0, :, 3] > 0)
     if visible.any():
         _LOG.warning(
             "camera %r: mujoco-warp draws no sites, and %d of this model would be shown; renderer='native' draws them",

@@ -161,7 +161,7 @@ def main() -> None:
     def opened(name):
         suite, _, index = name.partition("/")
         task = suites[suite].get_task(int(index))
-        own, arrays = plain.load_plain(str(exported / f"{suite}-{index}.npz"))
+        own, arrays = plain.load_plain(str(exported / f"{suite}-{index}.npz"), plain.FORWARDS)
         return export.make_env(export.task_files(task)[0]), own, arrays
 
     names = sys.argv[4:] or sorted({*PLAYED, *(name for tasks in JUDGED.values() for name in tasks)})

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import headrace
+from headrace import EnvRecipe
+from headrace.bench.story import demo
 from headrace.envs.tasks.libero.exported import ExportedTask, load_exported
-from headrace.envs.tasks.libero.names import libero_names
+from headrace.envs.tasks.libero.names import SUITES, libero_names
 from headrace.envs.tasks.libero.task import Libero, LiberoCfg
-from headrace.evaluation import PlayCfg
+from headrace.evaluation import JournalCfg, PlayCfg
 from headrace.evaluation.libero import compare_sims
 from headrace.imitation.experts import expert_for
-from headrace.imitation.experts._libero import GRASPS
+from headrace.imitation.experts._libero import SKILLS
+from headrace.recording.film import FilmCfg
 
 REFERENCE = np.load(os.environ["HEADRACE_LIBERO_REFERENCE"])
 PLAYED = sorted({key.split(":")[1] for key in REFERENCE.files if key.startswith("play:")})
@@ -33,14 +37,8 @@ def placed(name: str, poses: np.ndarray) -> ExportedTask:
 @pytest.mark.parametrize("name", PLAYED)
 def test_in_the_same_mujoco_joints_and_objects_are_those_of_libero(name: str) -> None:
     apart = REFERENCE[f"play:{name}:apart"]
-    exported = load_exported(name)
-    model = exported.compile(textures=False)
-    arm = [int(model.jnt_qposadr[model.joint(f"robot0_joint{i}").id]) for i in range(1, 8)]
     assert apart.shape[0] == 60
-    assert apart[:, arm].max() <= 1e-7
-    assert apart[10:].max() <= 1e-6
-    # while objects fall into place, impacts enlarge what the solver leaves over; it decays before the waits end
-    assert apart.max() <= 2e-5
+    assert apart.max() <= 1e-7
     assert REFERENCE[f"play:{name}:observed_apart"].max() <= 1e-7
 
 
@@ -96,7 +94,7 @@ def test_every_kind_of_predicate_was_seen_true_and_false_on_200_states() -> None
         assert 10 <= true <= total - 10, kind
 
 
-@pytest.mark.parametrize("name", sorted(GRASPS))
+@pytest.mark.parametrize("name", sorted(SKILLS))
 def test_the_expert_succeeds_in_seven_of_eight_episodes(name: str) -> None:
     expert, won = expert_for(name), 0
     env = headrace.make(name, 8, autoreset="disabled", overrides={"cameras": ()})
@@ -107,6 +105,38 @@ def test_the_expert_succeeds_in_seven_of_eight_episodes(name: str) -> None:
         won += int(step.info["ends"].success.sum()) if "ends" in step.info else 0
     env.close()
     assert won >= 7
+
+
+def test_experts_solve_a_task_of_every_suite_and_make_every_predicate_true() -> None:
+    kinds = {re.sub("-.*", "", goal["kind"]) for name in SKILLS for goal in load_exported(name).record["goal"]}
+    assert kinds == {"in", "on", "open", "close", "turnon", "turnoff"}
+    assert {name.partition("/")[0] for name in SKILLS} == set(SUITES)
+
+
+def test_a_table_is_equal_for_any_batch_and_after_a_kill_with_and_without_pictures(tmp_path: Path) -> None:
+    expert = expert_for("libero_90/0")
+
+    def policy(obs: headrace.types.Obs, context: object) -> torch.Tensor:
+        return expert(obs)[:, None]
+
+    play, tables = PlayCfg(horizon=1, policy_id="expert"), []
+    shown: dict[str, object] = {"pixels": 16, "episode_length": 90}
+    for num_envs, overrides in ((1, shown), (8, shown), (32, {**shown, "cameras": ()})):
+        recipe = EnvRecipe("libero_90/0", num_envs=num_envs, overrides=overrides)
+        tables.append(headrace.evaluate(recipe, policy, episodes=9, play=play).episodes)
+    assert tables[0] == tables[1] == tables[2]
+    assert sum(bool(row.success) for row in tables[0]) >= 8
+    recipe, whole = EnvRecipe("libero_90/0", num_envs=4, overrides=shown), tmp_path / "whole.jsonl"
+    headrace.evaluate(recipe, policy, episodes=9, play=play, journal=whole)
+    lines = whole.read_text().splitlines(keepends=True)
+    torn = tmp_path / "torn.jsonl"  # as a kill leaves it: some rows, the last one cut
+    torn.write_text("".join(lines[:5]) + lines[5][:20])
+    resumed = headrace.evaluate(recipe, policy, episodes=9, play=play, journal=JournalCfg(path=torn, resume=True))
+    assert resumed.episodes == tables[0]
+    film = FilmCfg(episodes=(2,), directory=str(tmp_path / "films"))
+    filmed = headrace.evaluate(recipe, policy, episodes=9, play=play, film=film)
+    assert filmed.episodes == tables[0]
+    assert (tmp_path / "films" / "episode-000002.mp4").stat().st_size > 0
 
 
 def test_a_scripted_episode_succeeds_in_the_same_step_natively_and_in_libero() -> None:
@@ -136,3 +166,9 @@ def test_all_130_tasks_are_exported_with_instruction_goal_and_50_initial_states(
 def test_pictures_on_demand_are_those_that_libero_draws_in_every_step() -> None:
     assert REFERENCE["pictures_apart"].shape == (6,)
     assert REFERENCE["pictures_apart"].max() == 0
+
+
+def test_the_page_of_the_demo_begins_with_a_film_of_libero(tmp_path: Path) -> None:
+    found = demo(tmp_path / "demo", quick=True)
+    assert (tmp_path / "demo" / "libero.mp4").stat().st_size > 10_000
+    assert "libero_object/0 by its scripted expert, natively: 4 of 4 episodes succeed" in found.page.read_text()

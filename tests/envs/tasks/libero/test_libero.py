@@ -14,9 +14,8 @@ import torch
 
 import headrace
 from headrace import EnvRecipe, testing
-from headrace.envs.tasks.libero.exported import find_assets, find_missing_files, load_exported
-from headrace.envs.tasks.libero.exporting import export_tasks, list_tasks
-from headrace.envs.tasks.libero.names import SUITES, libero_names
+from headrace.envs.tasks.libero.exported import export_tasks, find_assets, find_missing_files, list_tasks, load_exported
+from headrace.envs.tasks.libero.names import PERTURBATIONS, SUITES, libero_names
 from headrace.envs.tasks.libero.plain import SUBSTEPS, WAIT, PlainLibero, load_plain, rotation
 from headrace.errors import ConfigError, DataError, EnvError, UnknownNameError
 
@@ -188,6 +187,34 @@ def test_unread_cameras_and_state_alone_do_not_change_the_physics() -> None:
         ends.append(env.sim.states(None).numpy())
         env.close()
     assert np.array_equal(*ends)
+
+
+@pytest.mark.parametrize("axis", PERTURBATIONS)
+def test_a_perturbation_changes_its_axis_alone_and_is_a_function_of_the_episode(axis: str) -> None:
+    seen, texts = {}, set[str]()
+    for perturb, num_envs in (((), 4), ((axis,), 4), ((axis,), 1)):
+        overrides = {"pixels": 32, "waits": 0, "specular": False, "perturb": perturb}
+        env = headrace.make(NAME, num_envs, overrides=overrides)
+        ids = torch.arange(4)[-num_envs:]
+        obs, _ = env.reset(options={"episode_ids": ids})
+        camera, hand = (obs[name][-1].int() for name in ("agentview", "robot0_eye_in_hand"))
+        seen[perturb, num_envs] = camera, hand, obs["critic"][-1], env.instructions()[-1]
+        texts |= set(env.instructions())
+        env.close()
+    plain, perturbed, alone = seen.values()
+    changed = {
+        "camera": not torch.equal(plain[0], perturbed[0]) and torch.equal(plain[1], perturbed[1]),
+        "light": (plain[0] - perturbed[0]).abs().float().mean() > 1,
+        "texture": (plain[0] - perturbed[0]).abs().float().mean() > 1,
+        "init": 0.001 < (plain[2] - perturbed[2]).abs().max() <= 0.2,
+        "instruction": len(texts) > 2,
+    }
+    assert changed[axis]
+    assert torch.equal(plain[2], perturbed[2]) == (axis != "init")
+    assert torch.equal(plain[0], perturbed[0]) == (axis == "instruction")
+    assert all(a == b if isinstance(a, str) else torch.equal(a, b) for a, b in zip(perturbed, alone, strict=True))
+    if axis != "instruction":
+        assert plain[3] == perturbed[3]
 
 
 def test_rotations_are_rounded_as_robosuite_rounds_them() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace._kernels.compiled import helper, kernel
-from headrace.envs.tasks._pendulum_kernels import F64, I64
+from headrace.envs._episode_state import F64, I64
 
 
 class ArmConstants(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +14,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.envs.tasks.libero.names import split_name
-from headrace.errors import ConfigError, DataError
+from headrace._children import Child
+from headrace.envs.tasks.libero import export
+from headrace.envs.tasks.libero.names import libero_names, split_name
+from headrace.errors import ConfigError, DataError, EnvError
+from headrace.files import open_archive
 from headrace.sim.mujoco_api import Model, mujoco
 
 ASSETS_VARIABLE, EXPORT_VARIABLE = "HEADRACE_LIBERO_ASSETS", "HEADRACE_LIBERO_EXPORT"
@@ -103,6 +107,8 @@ class ExportedTask:
         for texture in spec.textures:
             # a model of 70 MB instead of 260, which physics and cameras copy; cameras read the files
             texture.embed = not texture.file
+            # MuJoCo 3.3.2 knows no color spaces: LIBERO's files in sRGB are shown as they are
+            texture.colorspace = mujoco.mjtColorSpace.mjCOLORSPACE_LINEAR
         if not textures:
             for material in spec.materials:
                 material.textures = [""] * len(material.textures)
@@ -139,15 +145,77 @@ class ExportedTask:
         return pairs
 
 
+def exported_file(name: str) -> Path:
+    """Return where the exported file of a task is, or would be."""
+    suite, index = split_name(name)
+    return export_directory() / f"{suite}-{index}.npz"
+
+
 def load_exported(name: str, path: Path | None = None) -> ExportedTask:
     """Read the exported file of a task."""
-    suite, index = split_name(name)
-    file = path or export_directory() / f"{suite}-{index}.npz"
+    file = path or exported_file(name)
     if not file.is_file():
         raise DataError(
-            f"{name}: expected the exported task {file}, got no such file; run: headrace libero export {suite} "
-            "--python PYTHON, with an interpreter that has LIBERO (scripts/setup_libero.sh makes one)"
+            f"{name}: expected the exported task {file}, got no such file; "
+            f"run: headrace libero export {split_name(name)[0]} --python PYTHON, with an interpreter that has LIBERO "
+            "(scripts/setup_libero.sh makes one)"
         )
-    with np.load(file) as data:
+    with open_archive(file), np.load(file) as data:
         arrays = {key: data[key] for key in ("states", "fixtures", "site_rgba", "geom_rgba")}
         return ExportedTask(name=name, xml=str(data["xml"]), record=json.loads(str(data["record"])), **arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportLine:
+    """What became of one task."""
+
+    name: str
+    cached: bool
+    """Whether its file was up to date."""
+    error: str | None
+    seconds: float
+
+
+def export_tasks(names: Sequence[str], python: str | Path, assets: str | Path | None = None) -> Iterator[ExportLine]:
+    """Export tasks of LIBERO, yielding a line per task as it is done.
+
+    What is there and up to date is left as it is: an export that was interrupted is resumed by running it again. A
+    task that fails does not keep the others from being exported.
+
+    Args:
+        names: ``libero_spatial/0``, …
+        python: interpreter with hf-libero 0.1.4, robosuite 1.4.0 and MuJoCo below 3.10.
+        assets: directory of LIBERO's assets; None to find them (see ``find_assets``).
+    """
+    for name in names:
+        split_name(name)
+    place = find_assets() if assets is None else Path(assets).resolve()
+    program = Path(python).expanduser()
+    if not program.is_file():
+        raise ConfigError(f"python: expected the interpreter of an environment with LIBERO, got {str(python)!r}")
+    command = [str(program), export.__file__, "--out", str(export_directory()), "--assets", str(place), *names]
+    with Child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        done = 0
+        try:
+            for line in child.stdout:
+                done += 1
+                yield ExportLine(**json.loads(line))
+            words = child.stderr.read().strip().splitlines()
+        finally:
+            child.terminate()
+    if done < len(names):
+        told = words[-1] if words else "without a message"
+        raise EnvError(f"{program} ended after {done} of {len(names)} tasks: {told}")
+
+
+def list_tasks() -> list[tuple[str, str | None]]:
+    """Return all 130 names with their instructions; None where a task is not exported."""
+    found: list[tuple[str, str | None]] = []
+    for name in libero_names():
+        try:
+            found.append((name, str(load_exported(name).record["instruction"])))
+        except DataError:
+            found.append((name, None))
+    return found

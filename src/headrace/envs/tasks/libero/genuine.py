@@ -34,7 +34,7 @@ class OneEpisode:
 
     def __init__(self, name: str, file: str, assets: str, sim: str, settings: dict[str, Any]) -> None:
         """Read the exported ``file``; ``sim`` is ``robosuite`` or ``mujoco-3.3``."""
-        self._own, self._arrays = plain.load_plain(file)
+        self._own, self._arrays = plain.load_plain(file, plain.FORWARDS)
         self._settings, self._count = settings, 0
         self._genuine: Any = None
         shapes: dict[str, Any] = {"policy": {"type": "box", "shape": [8]}}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.errors import ConfigError, UnknownNameError
 
+LIBERO = "libero_"
+"""What the name of a task begins with."""
 SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 """Suite → how many tasks it has, named ``libero_spatial/0`` and so on in the benchmark's order."""
 HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 """Suite → steps of an episode, as openpi and OpenVLA-OFT count them."""
 
+PERTURBATIONS = ("camera", "light", "texture", "init", "instruction")
+"""Axes of LIBERO-Plus and LIBERO-PRO: the camera's place, strength and direction of lights, tints of all surfaces, the
+arm and the things at the start, the words of the instruction."""
 
-def is_libero_name(name: str) -> bool:
-    """Return whether a name is meant as a task of LIBERO."""
-    return name.startswith("libero_") and "/" in name
+
+def check_perturbations(names: Sequence[str]) -> None:
+    """Refuse a name that is none of :data:`PERTURBATIONS`."""
+    for name in names:
+        if name not in PERTURBATIONS:
+            raise UnknownNameError("perturbation", name, PERTURBATIONS)
 
 
 def libero_names(suite: str | None = None) -> list[str]:

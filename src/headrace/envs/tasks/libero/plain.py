@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 SUBSTEPS = 25
+FORWARDS = 2
+"""How often robosuite computes forces before each physics step."""
 LOOK, GRIP = 23, 24
 """Physics steps before which poses and the gripper's positions are observed."""
 NULL_KP = 10.0
@@ -193,16 +195,21 @@ def reset_arm(model: Any, at: PandaLayout, home: Any) -> tuple[Any, ...]:
 
 
 class PlainLibero:
-    """One environment. ``model`` is compiled from the exported XML, with the exported colors."""
+    """One environment. ``model`` is compiled from the exported XML, with the exported colors.
 
-    def __init__(self, model: Any, record: Mapping[str, Any]) -> None:
+    ``forwards``: how often forces are computed before each physics step beside the step's own computation. robosuite
+    does it twice. The solver stops at a tolerance and begins at its last solution: for the same states to the last
+    digits, it must have begun as often.
+    """
+
+    def __init__(self, model: Any, record: Mapping[str, Any], forwards: int = 0) -> None:
         self._mujoco = _mujoco()
         self.model, self.data, self.record, self.at = model, self._mujoco.MjData(model), record, PandaLayout(model)
         self.controller = PoseController(record["controller"])
         self._start = reset_arm(model, self.at, self.controller.home)
         self._ids = named_ids(model, record)
         self._geoms = [self._touching(one["touch"]) for one in record["goal"] if one.get("touch")]
-        self._fresh, self._grip = True, np.zeros(2)
+        self._fresh, self._grip, self._forwards = True, np.zeros(2), forwards
         self.seen: dict[str, Any] = {}
         """What was observed last: ``eef_pos`` (3,), ``eef_quat`` (4,) xyzw, ``gripper_qpos`` (2,), ``qpos`` (nq,)."""
 
@@ -225,6 +232,8 @@ class PlainLibero:
         data, at = self.data, self.at
         speed = self.record["controller"]["gripper_speed"] * np.sign(action[6])
         for index in range(SUBSTEPS):
+            for _ in range(self._forwards):
+                self._mujoco.mj_forward(self.model, data)
             self._mujoco.mj_step1(self.model, data)
             if index == LOOK:
                 self._look()
@@ -271,10 +280,10 @@ class PlainLibero:
         return any((a in first and b in second) or (b in first and a in second) for a, b in pairs)
 
 
-def load_plain(path: str) -> tuple[PlainLibero, Any]:
+def load_plain(path: str, forwards: int = 0) -> tuple[PlainLibero, Any]:
     """Read an exported file; returns the environment and its arrays by name."""
     with np.load(path) as data:
         arrays = dict(data)
     model = _mujoco().MjModel.from_xml_string(str(arrays["xml"]))
     model.site_rgba[:], model.geom_rgba[:] = arrays["site_rgba"], arrays["geom_rgba"]
-    return PlainLibero(model, json.loads(str(arrays["record"]))), arrays
+    return PlainLibero(model, json.loads(str(arrays["record"])), forwards), arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from headrace.envs.image_spec import ImageSpec
 from headrace.envs.task import Rows, Task, TaskCfg
 from headrace.envs.tasks.libero.controller import ArmConstants, ArmFields, control_arms
 from headrace.envs.tasks.libero.exported import ExportedTask, load_exported
-from headrace.envs.tasks.libero.names import HORIZONS, split_name
+from headrace.envs.tasks.libero.names import HORIZONS, check_perturbations, split_name
 from headrace.envs.tasks.libero.plain import (
     ARM,
     GRIP,
@@ -31,11 +32,16 @@ from headrace.envs.tasks.libero.plain import (
     reset_arm,
 )
 from headrace.errors import ConfigError, UnknownNameError
+from headrace.sim.camera.appearance import AppearanceSpec
 from headrace.sim.camera.camera import CameraSpec
 from headrace.sim.mujoco_api import mujoco
 from headrace.types import Obs
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
+_STRAY, _ASIDE = 0.1, 0.01
+"""How far joints of the arm, rad, and things, m, begin from the benchmark's initial state at most."""
+_SYNONYMS = (("pick up", "grab"), ("put", "place"), ("turn on", "switch on"), ("turn off", "switch off"))
+_FRAMES = ("{}", "please {}", "could you {}", "your task is to {}", "i want you to {}", "{} now")
 STATE = 8
 """Numbers that policies read: place of the grip site, axis-angle of the hand, two fingers."""
 _AWAY = 100.0
@@ -68,6 +74,8 @@ class LiberoCfg(TaskCfg):
     """The last number of an action: ``signed`` closes where it is positive, ``unit`` in [0, 1] opens above 0.5."""
     protocol: str = ""
     """Name of the evaluation loop that the other settings are of: part of a table's identity, and nothing else."""
+    perturb: tuple[str, ...] = ()
+    """What differs from the benchmark, drawn from the episode's id: ``names.PERTURBATIONS``."""
     mujoco: str = ""
     """The version of MuJoCo that a table is of; "" for any. Another one than the installed is refused."""
 
@@ -79,6 +87,7 @@ class LiberoCfg(TaskCfg):
             raise ConfigError(f"decimation: expected {SUBSTEPS}, as in LIBERO, got {self.decimation}")
         if self.waits < 0 or self.pixels < 1:
             raise ConfigError(f"waits, pixels: expected at least 0 and 1, got {self.waits} and {self.pixels}")
+        check_perturbations(self.perturb)
         if self.gripper not in ("signed", "unit"):
             raise UnknownNameError("gripper", self.gripper, ("signed", "unit"))
         if self.mujoco not in ("", str(mujoco.__version__)):
@@ -87,6 +96,15 @@ class LiberoCfg(TaskCfg):
                 "in one version"
             )
         super().__post_init__()
+
+
+def perturbed_looks(camera: str, perturb: Sequence[str]) -> AppearanceSpec:
+    """Return how far a camera's pictures stray from the model's; the one in the hand stays in its place."""
+    moved = 0.05 if "camera" in perturb and camera != CAMERAS[1] else 0.0
+    dimmed, tinted = 0.6 * ("light" in perturb), 0.3 * ("texture" in perturb)
+    return AppearanceSpec(
+        color=tinted, light=dimmed, light_direction=dimmed, camera_position=moved, camera_rotation=moved
+    )
 
 
 class Libero(Task[LiberoCfg]):
@@ -115,6 +133,7 @@ class Libero(Task[LiberoCfg]):
                     site_groups=(0, 1, 2),
                 ),
                 renderer=cfg.renderer,
+                looks=perturbed_looks(name, cfg.perturb),
             )
             for name in cfg.cameras
         }
@@ -133,6 +152,8 @@ class Libero(Task[LiberoCfg]):
         for site, _ in self._burners:
             self._raw.site_rgba[site, 3] = 1.0
         self._knobs = [int(self._raw.jnt_qposadr[self._raw.joint(one["joint"]).id]) for one in burners]
+        free = self._raw.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE)
+        self._free = self._raw.jnt_qposadr[free].tolist()
         self._poses = torch.from_numpy(self.exported.fixtures)
         self._states = torch.from_numpy(self.exported.states)
         opened = WAIT[6] if cfg.gripper == "signed" else 1.0
@@ -147,7 +168,7 @@ class Libero(Task[LiberoCfg]):
         """Take the initial state of the episode's id, and fixtures where one of LIBERO's own draws has them."""
         nq, states = self._raw.nq, self._states[rows.episode_ids % len(self._states)]
         rows.set("time", states[:, 0])
-        rows.set("qpos", states[:, 1 : 1 + nq])
+        rows.set("qpos", self._move(rows, states[:, 1 : 1 + nq]))
         rows.set("qvel", states[:, 1 + nq :])
         if self._fixtures:
             draw = (rows.uniform("fixtures", 1)[:, 0] * self._poses.shape[1]).to(torch.int64)
@@ -198,17 +219,33 @@ class Libero(Task[LiberoCfg]):
         return self.terminated(rows).to(torch.float64)
 
     def terminated(self, rows: Rows) -> Tensor:
-        """Return the goal is reached: from bodies and contacts before the last physics step and joints after it, as
-        LIBERO."""
+        """Return whether the goal is reached, as LIBERO: from bodies and contacts before the last physics step, and
+        joints after it."""
         return rows.once("goal", lambda: self._goal(rows))
 
     def success(self, rows: Rows) -> Tensor:
-        """Return the goal is reached."""
+        """Return whether the goal is reached."""
         return self.terminated(rows)
 
     def instructions(self, rows: Rows) -> Sequence[str]:
-        """Return the benchmark's words."""
-        return [self.exported.record["instruction"]] * len(rows)
+        """Return the benchmark's words, or others of the same meaning."""
+        text = self.exported.record["instruction"]
+        if "instruction" not in self.cfg.perturb:
+            return [text] * len(rows)
+        for word, other in _SYNONYMS:
+            text = re.sub(rf"\b{word}\b", other, text)
+        draw = (rows.uniform("perturbed instruction", 1)[:, 0] * len(_FRAMES)).to(torch.int64)
+        return [_FRAMES[i].format(text) for i in draw.tolist()]
+
+    def _move(self, rows: Rows, qpos: Tensor) -> Tensor:
+        """Return initial positions (n, nq); perturbed, the arm's joints stray and the things move sideways together."""
+        if "init" not in self.cfg.perturb:
+            return qpos
+        moved, shift = qpos.clone(), rows.uniform("perturbed things", 2, low=-_ASIDE, high=_ASIDE)
+        moved[:, self._at.columns] += rows.uniform("perturbed arm", ARM, low=-_STRAY, high=_STRAY)
+        for column in self._free:
+            moved[:, column : column + 2] += shift
+        return moved
 
     def _goal(self, rows: Rows) -> Tensor:
         bodies, sites, turns, joints = (rows.get(name).numpy() for name in ("xpos", "site_xpos", "site_xmat", "qpos"))

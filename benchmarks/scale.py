@@ -1,0 +1,131 @@
+"""How work on many episodes grows: merging journals, and a recorded dataset that is opened, verified and exported.
+
+  (a) merge     journals of an evaluation in four files, merged and saved; bar: 60 µs per row
+  (b) dataset   recorded episodes of five steps of cartpole, opened, verified and exported to HDF5
+
+Each measurement runs in a process of its own and is stated with the memory that it adds to that process.
+
+  python benchmarks/scale.py               up to 1,000,000 rows and 100,000 episodes
+  python benchmarks/scale.py --quick       up to 100,000 rows and 2,000 episodes, in about a minute
+  python benchmarks/scale.py --check       exit 1 and name each bar that falls short
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MERGE_BAR_US = 60.0
+FILES = 4
+
+
+def write_journals(folder: Path, rows: int) -> None:
+    """Write journals of as many rows, with the header of a real evaluation."""
+    import headrace
+    from headrace.evaluation import JournalCfg
+
+    journal = JournalCfg(path=folder / "real.jsonl")
+    headrace.evaluate("cartpole", lambda obs: 0 * obs["policy"][:, :1], episodes=4, progress=False, journal=journal)
+    header, row, *_ = (json.loads(line) for line in (folder / "real.jsonl").read_text().splitlines())
+    for number in range(FILES):
+        ids = range(number * rows // FILES, (number + 1) * rows // FILES)
+        lines = [{**header, "plan": [[ids.start, ids.stop]]}, *({**row, "episode_id": each} for each in ids)]
+        (folder / f"part{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def record_episodes(folder: Path, episodes: int) -> None:
+    """Record a dataset of as many episodes."""
+    import torch
+
+    import headrace
+    from headrace.recording import DatasetInfo, EpisodeRecorder
+
+    env = headrace.make("cartpole", min(500, episodes), overrides={"episode_length": 5})
+    with EpisodeRecorder(folder / "dataset", info=DatasetInfo.of(env)) as recorder:
+        env.attach(recorder)
+        env.reset(seed=0)
+        while recorder.report.finished < episodes:
+            env.step(torch.zeros(env.num_envs, 1))
+    env.close()
+
+
+def run(task: str, folder: Path) -> None:
+    """Do one thing in this process; print its seconds and the memory that it took."""
+    from headrace.evaluation import merge
+    from headrace.recording import EpisodeDataset, export_dataset, verify_dataset
+
+    if task == "merge":
+        merge(folder / "real.jsonl")  # imports what merging needs
+    before, begin = peak_mb(), time.perf_counter()
+    if task == "merge":
+        merge(*sorted(folder.glob("part*.jsonl")), output=folder / "merged.json")
+    elif task == "open":
+        len(EpisodeDataset(folder / "dataset"))
+    elif task == "verify":
+        problems = verify_dataset(folder / "dataset").problems
+        assert not problems, problems[0]
+    else:
+        export_dataset(folder / "dataset", folder / "demos.hdf5", "robomimic")
+    print(json.dumps({"seconds": time.perf_counter() - begin, "mb": peak_mb() - before}))
+
+
+def peak_mb() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def measure(task: str, folder: Path) -> dict[str, float]:
+    done = subprocess.run([sys.executable, __file__, "--run", task, folder], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
+    parser.add_argument("--part", action="append", choices=list("ab"), help="only this part; may be repeated")
+    parser.add_argument("--markdown", metavar="FILE", help="also write the tables as Markdown")
+    parser.add_argument("--run", nargs=2, metavar=("TASK", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run:
+        run(arguments.run[0], Path(arguments.run[1]))
+        return 0
+    parts, failures, lines = arguments.part or ["a", "b"], list[str](), list[str]()
+    if "a" in parts:
+        lines += ["| rows merged and saved | s | µs per row | MB added |", "|---:|---:|---:|---:|"]
+        for rows in (10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000):
+            with tempfile.TemporaryDirectory() as place:
+                write_journals(Path(place), rows)
+                found = measure("merge", Path(place))
+            each = 1e6 * found["seconds"] / rows
+            lines.append(f"| {rows:,} | {found['seconds']:.1f} | {each:.0f} | {found['mb']:.0f} |")
+            if each > MERGE_BAR_US:
+                failures.append(f"merge of {rows:,} rows: {each:.0f} µs per row, bar ≤ {MERGE_BAR_US:.0f}")
+    if "b" in parts:
+        lines += ["", "| episodes | what | s | ms per episode | MB added |", "|---:|---|---:|---:|---:|"]
+        for episodes in (500, 2_000) if arguments.quick else (1_000, 10_000, 100_000):
+            with tempfile.TemporaryDirectory() as place:
+                record_episodes(Path(place), episodes)
+                for task in ("open", "verify", "export"):
+                    found = measure(task, Path(place))
+                    each = 1000 * found["seconds"] / episodes
+                    lines.append(f"| {episodes:,} | {task} | {found['seconds']:.1f} | {each:.2f} | {found['mb']:.0f} |")
+    text = "\n".join(lines)
+    print(text)
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(text + "\n")
+    for failure in failures:
+        print(f"short: {failure}")
+    if arguments.check:
+        print("--check failed" if failures else "--check passed: every bar holds")
+        return 1 if failures else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

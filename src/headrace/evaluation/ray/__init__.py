@@ -1,1 +1,0 @@
-"""Evaluation over many processes and machines, with Ray (extra ``ray``)."""
