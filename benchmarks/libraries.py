@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from interleaved import PeerMissingError, Worker
-from libraries_table import LIBRARIES, PARTS, TASKS, markdown_page, print_table, read_rows
+from libraries_table import LIBRARIES, PARTS, TASKS, print_table, read_rows
 
 WORKER = Path(__file__).with_name("libraries_worker.py")
 ROUNDS = {"speed": 6, "learning": 3, "overhead": 30, "play": 7}
@@ -52,8 +52,6 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, default=Path("runs/libraries"), help="of bundles (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as Markdown")
-    parser.add_argument("--note", default="", help="a sentence for the Markdown page: what else the machine did")
     arguments = parser.parse_args()
     parts = [part for part in PARTS if part in (arguments.part or PARTS)]
     with tempfile.TemporaryDirectory() as thrown_away:
@@ -62,8 +60,6 @@ def main() -> int:
         found = read_rows(folder, quick=arguments.quick)
         short = absent + found.short
         print_table(found)
-        if arguments.markdown:
-            arguments.markdown.write_text(markdown_page(found, short, folder, arguments.markdown, arguments.note))
     for line in short:
         print(f"SHORT  {line}", file=sys.stderr)
     return 1 if short and arguments.check else 0

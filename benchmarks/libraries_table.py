@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +29,6 @@ class Found(NamedTuple):
     rows: list[Row]
     short: list[str]
     """Bars that fall short, libraries and checkpoints that are missing among them."""
-    loads: list[float]
-    """Load averages of the minute before each run."""
 
 
 def read_rows(folder: Path, *, quick: bool) -> Found:
@@ -51,8 +48,7 @@ def read_rows(folder: Path, *, quick: bool) -> Found:
     for name, entry in read_published().items():
         if not quick or entry["task"] == tasks[0]:
             rows += _play(name, bundles, short)
-    loads = [bundle.hardware.load_average[0] for bundle in bundles.values() if bundle.hardware.load_average]
-    return Found(rows, short, loads)
+    return Found(rows, short)
 
 
 def _bundles(folder: Path) -> dict[str, Any]:
@@ -168,61 +164,3 @@ def print_table(found: Found) -> None:
     for row in found.rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 170).print(table)
-
-
-def markdown_page(found: Found, short: Sequence[str], folder: Path, page: Path, note: str) -> str:
-    """The page of the docs."""
-    from headrace.bench.capture import describe_library
-
-    head = "| section | case | library | median | ratio or time |\n|---|---|---|---:|---:|\n"
-    table = head + "".join("| " + " | ".join(row) + " |\n" for row in found.rows)
-    bars = "\n".join(f"- **falls short**: {line}" for line in short) or "All of them hold."
-    versions = ", ".join(f"{name} {describe_library(name).version}" for name in LIBRARIES)
-    load = f"{min(found.loads):.1f} to {max(found.loads):.1f}" if found.loads else "unknown"
-    parts = "\n".join(
-        f"python benchmarks/libraries.py --part {part} --output {folder} --markdown {page}" for part in PARTS
-    )
-    return f"""# RL libraries side by side
-
-The four libraries on our environments, with the same PPO for all ([settings](../training.md)): network, batch, epochs,
-learning rate, discount. torch has one thread. {versions}.
-
-Two cores. Their load average when each run began was {load}, the start of the benchmark's own processes among it.{
-        " " + note if note else ""
-    }
-
-{table}
-Every line is made from the bundles in `{folder}`, which `headrace compare` and `headrace report` read too. To make them
-again, and this page:
-
-```sh
-pip install 'headrace[rsl-rl,rl-games,skrl,sb3]'
-{parts}
-```
-
-One process a library (speed: a library and task), measured in turn; medians over rounds, ratios within a round.
-
-- **speed** (`speed/TASK-LIBRARY/training.json`): a fixed number of frames; collecting and learning apart, peak
-  resident memory of the process, and frames/s of both together against the first library. `cartpole` has 256
-  environments, `ant` 64, `cartpole-camera` 32 with two gray pictures of 48 × 48.
-- **learning** (`learning/LIBRARY-seedN/training.json`): 64 environments. Mean return of the last 50 episodes when the
-  run ends, and seconds of training until that mean is 95 % of the best return (300); 95 % bootstrap intervals over
-  three seeds.
-- **overhead** (`overhead/LIBRARY/training.json`): seconds to collect a step with our adapter over a do-nothing
-  environment in the form of `BatchEnv`, divided by those of the library's own loop over a do-nothing environment in
-  the library's own interface. Both hand out constants; 256 environments, 48 observations, 12 actions; no episode
-  ends. The adapter's side has all that it does in such a step: actions cut and scaled, rewards scaled, groups, flags,
-  infos. It can be below 1: rl_games and rsl_rl are told of time-outs only in steps that have some, and rl_games need
-  not cut actions. The loops are `OnPolicyRunner.learn` (rsl_rl), `train_epoch` (rl_games) and `collect_rollouts`
-  (sb3) on both sides; skrl has its `SequentialTrainer` on the native side and our loop over its agent on the other.
-  Learning is left out. A learner measured against another just like it gave 0.97 to 1.02 on this machine.
-- **play** (`play/NAME/play.json`): each published checkpoint, loaded as `headrace play` loads it, and its share of
-  the frames/s of `env.step` alone with the same actions from the same state. Returns are of one whole episode of each
-  environment.
-
-## Bars
-
-Adapters cost at most 5 % of the library's own loop; every library and checkpoint is there.
-
-{bars}
-"""

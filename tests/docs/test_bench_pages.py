@@ -40,3 +40,12 @@ def test_a_figure_that_is_not_there_is_an_error() -> None:
 def test_the_readme_has_the_figures_of_the_pages() -> None:
     results = ROOT / "docs" / "benchmarks" / "results.json"
     assert PAGES["readme_table"](json.loads(results.read_text())) in (ROOT / "README.md").read_text()
+
+
+def test_every_page_is_made_from_the_results() -> None:
+    pages = ROOT / "docs" / "benchmarks"
+    for name, found in json.loads((pages / "results.json").read_text()).items():
+        page = (pages / f"{name}.md").read_text()
+        assert f"headrace {found['version']} ({found['commit']}), {found['date']}" in page
+        for table in found["tables"]:
+            assert PAGES["_markdown"](table) in page, name
