@@ -195,6 +195,14 @@ def test_a_bare_model_file_is_seen_by_the_free_camera(tmp_path: Path, name: str,
         assert written.size == (40, 480)
 
 
+def test_a_picture_without_a_name_is_named_after_its_model_or_task(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "ball.xml").write_text(MJCF)
+    monkeypatch.chdir(tmp_path)
+    for source in ("ball.xml", "cartpole"):
+        assert main(["picture", source, "--width", "40", "--height", "30", "--kind", "depth"]) == 0
+    assert {file.name for file in tmp_path.glob("*.png")} == {"ball-depth.png", "cartpole-depth.png"}
+
+
 def test_a_model_file_is_drawn_in_its_first_keyframe_and_after_steps_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "ball.xml"
     # seen from the side, so that falling shows

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from headrace.cli.records import Command, Positional, keywords, say
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
-from headrace.errors import ConfigError
 from headrace.sim import load_model
 from headrace.viewing.live import view
 from headrace.viewing.picturing import MODEL_SUFFIXES, picture
@@ -49,6 +50,7 @@ class PictureOptions:
 
     task: Annotated[str, Positional("TASK")]
     output: str | None = None
+    """A .png or .npy file (default: a .png here, named after TASK and kind)."""
     camera: str | None = None
     """Camera of the model, or free for one that sees all of it (default: its first, else free)."""
     kind: Literal["rgb", "gray", "depth", "segmentation", "normals"] = "rgb"
@@ -68,9 +70,10 @@ class PictureOptions:
 def _picture(given: PictureOptions) -> int:
     if given.check_against is not None:
         return _compare(given)
-    if given.output is None:
-        raise ConfigError("output (--output): expected a file to write, got none")
-    result = picture(**{name: value for name, value in keywords(given).items() if name != "check_against"})
+    arguments = {name: value for name, value in keywords(given).items() if name != "check_against"}
+    name = Path(given.task).stem if given.task.endswith(MODEL_SUFFIXES) else re.sub(r"[/:.]+", "-", given.task)
+    arguments["output"] = given.output or f"{name}-{given.kind}.png"
+    result = picture(**arguments)
     shape = " × ".join(map(str, result.values.shape))
     say(f"{result.path}  ({given.kind}, {shape})")
     return 0
