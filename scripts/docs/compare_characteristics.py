@@ -1,6 +1,6 @@
 """How often ``compare`` is right: false verdicts, wrong "unchanged" and power of every design, by simulation.
 
-``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about two hours, or less
+``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about an hour, or less
 with fewer comparisons per cell (``--times``). ``--quick`` prints a small part of it. ``--check`` exits 1 and names each
 design that exceeds its bar. The tests use the same simulation with fewer repetitions.
 """
@@ -8,11 +8,14 @@ design that exceeds its bar. The tests use the same simulation with fewer repeti
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # matrices are small: threads take seven times the processor time
 
 import numpy as np
 from numpy.typing import NDArray
