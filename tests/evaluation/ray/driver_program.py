@@ -1,4 +1,4 @@
-"""A driver that a test kills: ``driver_program.py ADDRESS JOURNAL DIRECTORY EPISODES``."""
+"""A driver that a test kills: ``driver_program.py ADDRESS JOURNAL DIRECTORY EPISODES``; ``own`` is its own cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if __name__ == "__main__":
         RECIPE,
         Deadly(Path(directory), episode=-1),
         episodes=int(episodes),
-        workers=WorkersCfg(count=2, block=1, ray_address=address),
+        workers=WorkersCfg(count=2, block=1, ray_address=None if address == "own" else address),
         journal=journal,
         progress=False,
     )
