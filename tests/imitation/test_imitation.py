@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
@@ -19,7 +20,7 @@ from headrace.cli.main import build_parser
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make, make_task
 from headrace.errors import ConfigError, DataError, HeadraceError, ShapeError, UnknownNameError
-from headrace.imitation.cloning import CloneCfg, MeanAction, clone, make_untrained
+from headrace.imitation.cloning import CloneCfg, CloneTraining, MeanAction, clone, make_untrained
 from headrace.imitation.demonstrations import Demonstrations, record_demonstrations
 from headrace.imitation.experts import expert_for
 from headrace.imitation.experts._arm import HIGHEST, LOWEST, arm_pose
@@ -167,6 +168,18 @@ def test_a_column_that_never_changes_does_not_blow_up() -> None:
     wide.set_statistics(constant, demos.actions)
     assert bool(torch.isfinite(wide({"policy": constant})).all())
     assert bool(torch.isfinite(policy({"policy": demos.obs})).all())
+
+
+def test_an_action_that_never_changes_is_planned_exactly() -> None:
+    """In LIBERO, only a turn of exactly 0 keeps the hand as it is."""
+    demos = linear()
+    still = replace(demos, actions=torch.cat((demos.actions, torch.full((len(demos.obs), 1), 0.1)), dim=1))
+    training = CloneTraining(still, CloneCfg(updates=2, batch=16))
+    training.run()
+    plan = training.policy({"policy": demos.obs[:5]})
+    assert torch.equal(plan[..., -1], torch.full((5, 16), 0.1))
+    assert plan[..., :-1].std() > 0
+    assert math.isfinite(training.losses[-1].train)
 
 
 def test_the_mean_action_fits_the_contract() -> None:

@@ -159,7 +159,7 @@ class CloneTraining:
     def _loss(self, policy: ActPolicy, index: Tensor) -> Tensor:
         mean, std = policy.get_buffer("action_mean"), policy.get_buffer("action_std")
         target, inside = self._demos.chunks(index, policy.horizon)
-        error = (policy.normalized(self._demos.inputs(index)) - (target - mean) / std).abs().mean(dim=2)
+        error = (policy.normalized(self._demos.inputs(index)) - (target - mean) / std.clamp(min=1e-3)).abs().mean(dim=2)
         return (error * inside).sum() / inside.sum()
 
     def measure_held_out_loss(self) -> float:

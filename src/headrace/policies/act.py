@@ -130,14 +130,16 @@ class ActPolicy(nn.Module):
         return vectors | images | {ACTION: FeatureSpec(mean=tuple(cast("Tensor", self.action_mean).tolist()))}
 
     def set_statistics(self, obs: Tensor, actions: Tensor) -> None:
-        """Take mean and spread of data (M, obs_dim) and (M, action_dim); what hardly varies is not blown up."""
+        """Take mean and spread of data (M, obs_dim) and (M, action_dim); what hardly varies is not blown up.
+
+        An action that never varies has no spread: the policy plans its exact value.
+        """
         for name, data in (("obs", obs), ("action", actions)):
-            if not data.shape[1]:
-                continue
-            cast("Tensor", getattr(self, f"{name}_mean")).copy_(data.mean(dim=0))
-            if len(data) < 2:
-                continue
-            cast("Tensor", getattr(self, f"{name}_std")).copy_(data.std(dim=0).clamp(min=1e-3))
+            fixed = (data == data[:1]).all(dim=0) & (name == "action")
+            cast("Tensor", getattr(self, f"{name}_mean")).copy_(data[:1].squeeze(0).where(fixed, data.mean(dim=0)))
+            if data.shape[1] and len(data) > 1:
+                spread = data.std(dim=0).clamp(min=1e-3)
+                cast("Tensor", getattr(self, f"{name}_std")).copy_(spread.masked_fill(fixed, 0.0))
 
     def normalized(self, inputs: PolicyInputs) -> Tensor:
         """Chunks in units of the actions' spread, (n, horizon, action_dim)."""
