@@ -14,6 +14,7 @@ import torch
 
 import headrace
 from headrace import EnvRecipe, testing
+from headrace.bench.story import film_libero
 from headrace.envs.tasks.libero.exported import export_tasks, find_assets, find_missing_files, list_tasks, load_exported
 from headrace.envs.tasks.libero.names import PERTURBATIONS, SUITES, libero_names
 from headrace.envs.tasks.libero.plain import SUBSTEPS, WAIT, PlainLibero, load_plain, rotation
@@ -45,6 +46,14 @@ def play_plain(file: Path, episode: int, env: headrace.BatchEnv, row: int, waits
     for _ in range(waits):
         plain.step(np.array(WAIT))
     return plain
+
+
+def name_a_lost_file(exported: Path, target: Path) -> None:
+    """Write a task whose model names a file that has moved."""
+    with np.load(exported) as data:
+        arrays = dict(data)
+    arrays["xml"] = np.array(str(arrays["xml"]).replace("<asset>", '<asset><mesh name="m" file="/no/mesh.stl"/>'))
+    np.savez(target, **arrays)
 
 
 def test_joints_are_those_of_robosuites_own_controller() -> None:
@@ -240,10 +249,7 @@ def test_what_is_missing_is_an_error_before_anything_is_built(
 ) -> None:
     with pytest.raises(DataError, match="headrace libero export libero_goal"):
         headrace.make("libero_goal/1")
-    with np.load(exported) as data:
-        arrays = dict(data)
-    arrays["xml"] = np.array(str(arrays["xml"]).replace("<asset>", '<asset><mesh name="m" file="/no/mesh.stl"/>'))
-    np.savez(exported, **arrays)
+    name_a_lost_file(exported, exported)
     with pytest.raises(DataError, match=r"/no/mesh\.stl"):
         headrace.make(NAME)
     monkeypatch.setenv("HEADRACE_LIBERO_ASSETS", str(tmp_path))
@@ -251,6 +257,16 @@ def test_what_is_missing_is_an_error_before_anything_is_built(
         find_assets()
     with pytest.raises(ConfigError, match="decimation"):
         headrace.make(NAME, overrides={"decimation": 10})
+
+
+def test_the_demo_leaves_libero_out_where_its_files_have_moved(exported: Path, tmp_path: Path) -> None:
+    shown: list[object] = []
+    assert film_libero(tmp_path, shown.append) == []
+    assert shown == []  # not exported
+    name_a_lost_file(exported, tmp_path / "libero_object-0.npz")
+    assert film_libero(tmp_path, shown.append) == []
+    assert "LIBERO is left out" in str(shown)
+    assert "/no/mesh.stl" in str(shown)
 
 
 def test_assets_are_found_by_variable_and_by_liberos_own_configuration(
