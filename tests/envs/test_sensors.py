@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 import headrace
 from headrace.envs import ImageNoise, ImageSpec
-from headrace.envs._sensors import add_noise
+from headrace.envs._sensors import add_noise, disturb_colors
 from headrace.errors import ConfigError
 from headrace.sim import CameraSpec
 
@@ -144,6 +146,67 @@ def test_additive_noise_and_salt_and_pepper_have_the_size_that_was_asked_for() -
     assert abs(changed.mean() - 0.1) < 0.01
     assert set(np.unique(frames)) == {0, 128, 255}
     assert (frames[changed].min(-1) == frames[changed].max(-1)).all()
+
+
+def mixed(state: int) -> int:
+    """SplitMix64, in Python's integers."""
+    value = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
+
+
+def noisy_row(row: np.ndarray, start: int, std: float, share: float, channels: int) -> np.ndarray:
+    """What the kernel does to one picture, a value at a time."""
+    draws = (mixed((start + k * 0x9E3779B97F4A7C15) % 2**64) for k in range(1, 10**6))
+    row, half, scale = row.copy(), len(row) // 2, np.float32(std / 209.02153)
+    numbers = [list(next(draws).to_bytes(8, "little")) for _ in range(half + len(row) % 2)]
+    low, high = (np.array([sum(number[first : first + 4]) for number in numbers], int) for first in (0, 4))
+    noise = np.concatenate(((low + high - 1020)[:half], (low - high)[:half], (low + high - 1020)[half:]))
+    if std:
+        row[:] = np.clip(row.astype(np.float32) + scale * noise.astype(np.float32) + np.float32(0.5), 0, 255)
+    draws = (mixed((start + k * 0x9E3779B97F4A7C15) % 2**64) for k in range(len(row) + 1, 10**6))
+    pixel = -1
+    while share:
+        bits = next(draws)
+        pixel += 1 + int(min(math.log(((bits >> 11) + 1) * 2.0**-53) / math.log1p(-share), 1e9)) if share < 1 else 1
+        if pixel * channels >= len(row):
+            break
+        row[pixel * channels : (pixel + 1) * channels] = 255 * (bits & 1)
+    return row
+
+
+@pytest.mark.parametrize(("std", "share"), [(7.0, 0.0), (0.0, 0.2), (200.0, 0.02), (3.0, 1.0), (1.0, 1e-310)])
+@pytest.mark.parametrize(("channels", "pixels"), [(3, 35), (3, 1), (1, 77), (1, 64)])
+def test_noise_is_that_of_a_plain_program_for_any_share_of_the_rows(
+    std: float, share: float, channels: int, pixels: int
+) -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (6, channels * pixels), np.uint8)
+    starts = rng.integers(-(2**63), 2**63, 6)
+    found, pieces = frames.copy(), frames.copy()
+    disturb_colors(0, 6, found, starts, std, share, channels)
+    for row in range(6):
+        disturb_colors(row, row + 1, pieces, starts, std, share, channels)
+    wanted = [
+        noisy_row(row, int(start) % 2**64, std, share, channels) for row, start in zip(frames, starts, strict=True)
+    ]
+    assert np.array_equal(found, wanted)
+    assert np.array_equal(pieces, wanted)
+
+
+def test_noise_of_colors_is_nearly_normal_and_not_correlated() -> None:
+    frames = np.full((200, 3 * 4096), 128, np.uint8)
+    starts = np.random.default_rng(1).integers(-(2**63), 2**63, 200)
+    disturb_colors(0, 200, frames, starts, 20.0, 0.0, 3)
+    noise = (frames.astype(float) - 128) / 20
+    assert abs((noise**4).mean() - 3) < 0.2
+    half = noise.shape[1] // 2
+    for distance in (1, 3, 192, half):
+        pairs = noise[:, :-distance] * noise[:, distance:]
+        assert abs(pairs.mean()) < 0.004
+        # two values that far apart share eight bytes
+        dependence = (noise[:, :-distance] ** 2 * noise[:, distance:] ** 2).mean() - 1
+        assert abs(dependence) < (0.2 if distance == half else 0.02)
 
 
 def test_depth_is_rounded_and_lost_beside_edges_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -226,3 +227,14 @@ def test_float_frames_are_normalized_as_uint8_ones_are() -> None:
     torch.testing.assert_close(stacks[1].observe(), stacks[0].observe(), atol=6e-8, rtol=0)
     rounded = torch.cat([frames, frames.flip(0)], dim=-1).to(torch.float8_e5m2).float()
     torch.testing.assert_close(stacks[2].observe(), normalize_image(rounded), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("frames", range(1, 10))
+@pytest.mark.parametrize("pixels", [1, 3, 5, 6, 7, 21, 64])
+def test_colors_of_any_number_of_frames_are_woven_pixel_by_pixel(frames: int, pixels: int) -> None:
+    rng = np.random.default_rng(frames * 100 + pixels)
+    pictures = torch.from_numpy(rng.integers(0, 256, (frames + 2, 2, 1, pixels, 3), np.uint8))
+    stack = FrameStack(StackSpec(frames=frames, dim=-1), num_envs=2, frame_shape=(1, pixels, 3))
+    for picture in pictures:
+        stack.append(picture)
+    assert torch.equal(stack.observe(), torch.cat(list(pictures[-frames:]), dim=-1))

@@ -1,45 +1,48 @@
-"""Words at any address of bytes, for kernels that weave short runs of bytes: a byte at a time takes twice as long."""
+"""Vectors of bytes, for kernels that weave the pixels of several frames: a byte at a time takes eight times as long."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-_Bytes = npt.NDArray[np.uint8]
+_BYTE = ir.IntType(8)
 
 
-def _place(context: Any, builder: Any, signature: Any, args: Any, bits: int) -> Any:
-    """Return the address of element ``args[1]`` of the bytes ``args[0]``, as one of words."""
-    array = context.make_array(signature.args[0])(context, builder, args[0])
-    return builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
+def _shuffle(builder: Any, one: Any, other: Any, lanes: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+    return builder.shuffle_vector(one, other, mask)
 
 
-def _load(_context: Any, data: Any, _at: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = builder.load(_place(context, builder, signature, args, 32), align=1)
-        return builder.zext(word, ir.IntType(64))
+def _weave(count: int) -> Any:
+    """Return the function that weaves four pixels of ``count`` frames."""
 
-    return types.uint64(data, types.int64), generate
-
-
-def _store(bits: int) -> Any:
-    def store(_context: Any, data: Any, _at: Any, _word: Any) -> Any:
+    def weave(_context: Any, row: Any, _at: Any, _stride: Any, frames: Any, _a: Any, _b: Any, _c: Any, _d: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            word = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))
-            builder.store(word, _place(context, builder, signature, args, bits), align=1)
+            row, frames = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3))
+
+            def address(data: Any, at: Any, size: int) -> Any:
+                return builder.bitcast(builder.gep(data, [at]), ir.VectorType(_BYTE, size).as_pointer())
+
+            given = [builder.load(address(frames, place, 16), align=1) for place in args[4 : 4 + count]]
+            given += given[:1] * (4 - count)
+            halves = [_shuffle(builder, *given[i : i + 2], list(range(32))) for i in (0, 2)]
+            at = args[1]
+            for pixel in range(4):
+                lanes = [16 * frame + 3 * pixel + color for frame in range(count) for color in range(3)]
+                builder.store(_shuffle(builder, *halves, lanes), address(row, at, len(lanes)), align=1)
+                at = builder.add(at, args[2])
             return context.get_dummy_value()
 
-        return types.void(data, types.int64, types.uint64), generate
+        long = types.int64
+        return types.void(row, long, long, frames, long, long, long, long), generate
 
-    return intrinsic(store)
+    return intrinsic(weave)
 
 
-load4: Any = intrinsic(_load)
-"""``load4(data, at)``: the four bytes at ``at`` as uint64; nothing checks the place."""
-store2, store4, store8 = (_store(bits) for bits in (16, 32, 64))
-"""``store4(data, at, word)``: the lowest four bytes of a uint64 to ``at``; nothing checks the place."""
+weave2, weave3, weave4 = (_weave(count) for count in (2, 3, 4))
+"""``weave3(row, at, stride, frames, a, b, c, d)``: the three bytes at ``a``, ``b`` and ``c`` of the bytes ``frames`` to
+``at`` of the bytes ``row``, the next three to ``at + stride``, and so on for four pixels. Loads sixteen bytes from each
+place that it uses; nothing checks the places."""

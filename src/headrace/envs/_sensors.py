@@ -237,11 +237,21 @@ def next_bits(state: np.uint64) -> np.uint64:
 
 
 @helper
-def bell(bits: np.uint64) -> np.float32:
-    """Return a number of mean 0 and standard deviation 1 from 64 bits: the sum of their eight bytes, nearly normal."""
+def bells(bits: np.uint64) -> tuple[np.float32, np.float32]:
+    """Return two uncorrelated numbers of mean 0 and standard deviation ``_SPREAD``, nearly normal, from 64 bits.
+
+    They are the sum and the difference of what the even and the odd half of the eight bytes add up to.
+    """
     pairs = (bits & np.uint64(0x00FF00FF00FF00FF)) + ((bits >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
-    total = (pairs * np.uint64(0x0001000100010001)) >> np.uint64(48)
-    return np.float32((np.float64(total) - 1020.0) / _SPREAD)
+    both = pairs + (pairs >> np.uint64(16))
+    low, high = np.int32(both & np.uint64(0xFFFF)), np.int32((both >> np.uint64(32)) & np.uint64(0xFFFF))
+    return np.float32(low + high - np.int32(1020)), np.float32(low - high)
+
+
+@helper
+def color(value: np.float32) -> np.uint8:
+    """Return the nearest color, halves up."""
+    return np.uint8(np.int32(min(max(value + np.float32(0.5), np.float32(0)), np.float32(255))))
 
 
 @kernel(checked_division=False)
@@ -249,20 +259,30 @@ def disturb_colors(
     start: int, stop: int, frames: NDArray[np.uint8], starts: _I64, std: float, share: float, channels: int
 ) -> None:
     """Add normal noise of ``std`` (of 255) to each value, and make a ``share`` of pixels black or white."""
-    step, scale = np.uint64(0x9E3779B97F4A7C15), np.float32(std)
-    limit = np.uint64(min(share, 1.0) * 4294967295.0)
+    step, scale = np.uint64(0x9E3779B97F4A7C15), np.float32(std / _SPREAD)
+    count, half = frames.shape[1], frames.shape[1] // 2
+    # the distance to the next pixel that is black or white is drawn: a number for each of those alone
+    rate = 1.0 / math.log1p(-min(share, 1.0))
     for i in range(start, stop):
-        state = np.uint64(starts[i])
+        state, row = np.uint64(starts[i]), frames[i]
         if std > 0.0:
-            for k in range(frames.shape[1]):
-                value = np.float32(frames[i, k]) + scale * bell(next_bits(state + np.uint64(k + 1) * step))
-                frames[i, k] = np.uint8(min(max(value + np.float32(0.5), np.float32(0)), np.float32(255)))
-        if share > 0.0:
-            for pixel in range(frames.shape[1] // channels):
-                bits = next_bits(state + np.uint64(frames.shape[1] + pixel + 1) * step)
-                if bits >> np.uint64(32) < limit:
-                    for c in range(channels):
-                        frames[i, pixel * channels + c] = np.uint8(255) if bits & np.uint64(1) else np.uint8(0)
+            for k in range(half):
+                one, other = bells(next_bits(state + np.uint64(k + 1) * step))
+                row[k] = color(np.float32(row[k]) + scale * one)
+                row[half + k] = color(np.float32(row[half + k]) + scale * other)
+            if count % 2:
+                row[count - 1] = color(
+                    np.float32(row[count - 1]) + scale * bells(next_bits(state + np.uint64(half + 1) * step))[0]
+                )
+        draw, pixel = np.uint64(count), -1.0
+        while share > 0.0:
+            draw += np.uint64(1)
+            bits = next_bits(state + draw * step)
+            pixel += 1.0 + math.floor(rate * math.log((np.float64(bits >> np.uint64(11)) + 1.0) * 2.0**-53))
+            if not pixel * channels < count:  # nor a number at all, as for shares below any float's inverse
+                break
+            first = int(pixel) * channels
+            row[first : first + channels] = np.uint8(255) if bits & np.uint64(1) else np.uint8(0)
 
 
 @kernel(checked_division=False)
@@ -283,7 +303,7 @@ def disturb_depth(
 
     What is lost, or was nowhere, is ``far``.
     """
-    step, scale, most = np.uint64(0x9E3779B97F4A7C15), np.float32(std), np.float32(far)
+    step, scale, most = np.uint64(0x9E3779B97F4A7C15), np.float32(std / _SPREAD), np.float32(far)
     limit = np.uint64(min(share, 1.0) * 4294967295.0)
     size = height * width
     lost = np.zeros(size, np.bool_)
@@ -306,7 +326,7 @@ def disturb_depth(
             value = row[k]
             if value < most:
                 if std > 0.0:
-                    value += scale * bell(next_bits(state + np.uint64(k + 1) * step))
+                    value += scale * bells(next_bits(state + np.uint64(k + 1) * step))[0]
                 if unit > 0.0:
                     value = np.float32(np.round(value / unit) * unit)
                 row[k] = most if lost[k] else min(max(value, np.float32(0)), most)

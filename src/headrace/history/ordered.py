@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace._kernels.compiled import helper, kernel, run
-from headrace._kernels.words import load4, store2, store4, store8
+from headrace._kernels.words import weave2, weave3, weave4
 from headrace.history._normalize import (
     Channels,
     add_sums,
@@ -237,29 +237,21 @@ def _weave(row: _Bytes, frames: _Bytes, shown: _Longs, groups: int, inner: int) 
     """Write the frames in places ``shown`` (K,), each ``groups`` runs of ``inner`` bytes, into a row: run by run."""
     size, length = groups * inner, shown.shape[0]
     slot, stride = 0, length * inner
-    low, shift = np.uint64(0xFFFFFF), np.uint64(24)
     while slot < length:
-        left = length - slot
-        together = 4 if left >= 4 else 2 if left >= 2 else 1
+        together = min(length - slot, 4)
         a, b = shown[slot] * size, shown[min(slot + 1, length - 1)] * size
         c, d = shown[min(slot + 2, length - 1)] * size, shown[min(slot + 3, length - 1)] * size
         at, done = slot * inner, 0
-        # colors: a load takes a byte too many, which is not there behind the last frame
-        if inner == 3 and together == 4:
-            for g in range(groups - 1):
-                third = load4(frames, c + g * 3) & low
-                word = (load4(frames, a + g * 3) & low) | ((load4(frames, b + g * 3) & low) << shift)
-                store8(row, at, word | (third << np.uint64(48)))
-                store4(row, at + 8, (third >> np.uint64(16)) | (load4(frames, d + g * 3) << np.uint64(8)))
-                at += stride
-            done = groups - 1
-        elif inner == 3 and together == 2:
-            for g in range(groups - 1):
-                word = (load4(frames, a + g * 3) & low) | ((load4(frames, b + g * 3) & low) << shift)
-                store4(row, at, word)
-                store2(row, at + 4, word >> np.uint64(32))
-                at += stride
-            done = groups - 1
+        # colors: a load takes four bytes too many, which are not there behind the last frame
+        while inner == 3 and together > 1 and done + 6 <= groups:
+            to, of = at + done * stride, done * 3
+            if together == 4:
+                weave4(row, to, stride, frames, a + of, b + of, c + of, d + of)
+            elif together == 3:
+                weave3(row, to, stride, frames, a + of, b + of, c + of, d + of)
+            else:
+                weave2(row, to, stride, frames, a + of, b + of, c + of, d + of)
+            done += 4
         for k in range(slot, slot + together):
             if length == 1:
                 _copy(row, 0, frames, shown[k] * size, size)
