@@ -12,6 +12,7 @@ import pytest
 from headrace.sim import CameraSpec, NativeCamera
 from headrace.sim.camera import _scene
 from headrace.sim.camera.camera import ROW_LOOKS, PoseReader
+from picture_cases import CASES
 
 SCENE = """<mujoco><visual><headlight diffuse=".2 .2 .2" ambient=".1 .1 .1"/></visual><asset>
 <texture name="checks" type="2d" builtin="checker" width="16" height="16" rgb1=".9 .2 .1" rgb2=".1 .8 .3"/>
@@ -72,6 +73,20 @@ def test_a_row_is_the_picture_of_a_model_with_its_numbers(name: str, camera: str
             assert np.array_equal(rows.segmentation[i], expected.segmentation[0])
     changes = name not in {"eye": ("cam_intrinsic",), "lens": ("cam_fovy",)}[camera]
     assert (rows.rgb[0] != rows.rgb[1]).any() == changes
+
+
+@pytest.mark.parametrize("name", ["strings", "skin", "cloth_rope_and_jelly"])
+def test_strings_skins_and_cloth_follow_the_materials_of_a_row(name: str) -> None:
+    model: Any = mujoco.MjModel.from_xml_string(CASES[name].xml)
+    own = np.array(model.mat_rgba, np.float64)
+    values = np.stack([own, own * 0.4 + [0.1, 0.3, 0, 0.6], np.where([1, 1, 1, 0], own * 0.7, 0)])
+    rows = draw(model, "eye", {"mat_rgba": values, "mat_emission": np.zeros((ROWS, model.nmat))})
+    for i in range(ROWS):
+        other = copy.copy(model)
+        other.mat_rgba[:] = values[i]
+        assert np.array_equal(rows.rgb[i], draw(other, "eye", None).rgb[0])
+    assert (rows.rgb[0] != rows.rgb[1]).any()
+    assert (rows.rgb[0] != rows.rgb[2]).any()
 
 
 def test_a_layer_is_kept_where_nothing_of_it_changes() -> None:

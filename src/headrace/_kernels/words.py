@@ -28,11 +28,11 @@ def _weave(count: int) -> Any:
 
             given = [builder.load(address(frames, place, 16), align=1) for place in args[4 : 4 + count]]
             given += given[:1] * (4 - count)
-            halves = [_shuffle(builder, *given[i : i + 2], list(range(32))) for i in (0, 2)]
+            first, last = (_shuffle(builder, given[i], given[i + 1], list(range(32))) for i in (0, 2))
             at = args[1]
             for pixel in range(4):
                 lanes = [16 * frame + 3 * pixel + color for frame in range(count) for color in range(3)]
-                builder.store(_shuffle(builder, *halves, lanes), address(row, at, len(lanes)), align=1)
+                builder.store(_shuffle(builder, first, last, lanes), address(row, at, len(lanes)), align=1)
                 at = builder.add(at, args[2])
             return context.get_dummy_value()
 

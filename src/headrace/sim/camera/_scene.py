@@ -53,6 +53,8 @@ class SceneLook:
     """(G, 4)."""
     tint: F32
     """(G, 4): textures of one color, folded into the geom's color."""
+    materials: F32
+    """(M, 4): colors of materials."""
     still: F64
     """(8,): hash of all of it that a static layer depends on."""
 
@@ -216,7 +218,7 @@ def build_tables(model: Model, spec: CameraSpec, *, every_texture: bool = False)
         triangles=triangles,
         textures=worn_tables if len(textures.kinds) else None,
         sizes=np.array([s.size for s in shown], np.float64).reshape(1, -1, 3),
-        look=SceneLook(scene, frame, None, None, blank, blank, np.zeros(8)),
+        look=SceneLook(scene, frame, None, None, blank, blank, model.mat_rgba, np.zeros(8)),
         shown=shown,
         used=used,
         poses=np.array([s.pose for s in shown[:first_part]], np.int32),
@@ -290,6 +292,7 @@ def build_look(
         wraps=wraps if wraps is not None and wraps.any() else None,
         rgba=np.array(rgba, np.float32).reshape(-1, 4),
         tint=tint,
+        materials=np.array(raw.mat_rgba, np.float32),
         still=np.frombuffer(digest, np.int32).astype(np.float64),
     )
 

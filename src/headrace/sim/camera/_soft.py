@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.sim.camera._render_scene import CAPSULE, CYLINDER, F32, F64, I32, MESH, RenderTriangles
 from headrace.sim.camera._shapes import fill_faces
-from headrace.sim.camera.camera import SOFT_FIELDS, CameraSpec
+from headrace.sim.camera.camera import DEFAULT_RGBA, SOFT_FIELDS, CameraSpec
 from headrace.sim.mujoco_api import Model, mujoco
 
 _GROUPS = (0, 1, 2)
@@ -49,6 +49,11 @@ class Part:
     rgba: NDArray[np.float64]
     count: int
     faces: int = 0
+
+    @property
+    def wears(self) -> bool:
+        """Whether the color is the material's: there is one, and no color of the part's own."""
+        return self.material >= 0 and bool((self.rgba.astype(np.float32) == DEFAULT_RGBA).all())
 
 
 def list_parts(model: Model) -> list[Part]:
@@ -169,11 +174,12 @@ class SoftParts:
         self._view: Any = mujoco.MjvCamera()
         self._shapes = 0 if triangles is None else len(triangles.ranges) - sum(part.kind == MESH for part in parts)
 
-    def lay_out(self, fields: F64, pos: F64, mat: F64, sizes: F64, rgba: F32) -> None:
+    def lay_out(self, fields: F64, materials: F32, pos: F64, mat: F64, sizes: F64, rgba: F32) -> None:
         """Write the slots of one row.
 
         Args:
             fields: ``SOFT_FIELDS`` of the row, one after the other.
+            materials: (M, 4): the row's ``mat_rgba``.
             pos: (G, 3), as in ``RenderRows``; mat (G, 9), sizes (G, 3) and rgba (G, 4) likewise.
             mat: see pos.
             sizes: see pos.
@@ -195,18 +201,20 @@ class SoftParts:
             own = slice(slot, slot + part.count)
             pos[own], mat[own], rgba[own, 3] = 0, np.eye(3).ravel(), 0
             geoms = found.get(part.owner, [])
+            colors = [materials[part.material] if part.wears else geom.rgba for geom in geoms]
             if part.kind == MESH:
                 if geoms:
-                    rgba[slot] = geoms[0].rgba
+                    rgba[slot] = colors[0]
                     self._boxes[slot] = self._lay_shape(part, shape)
                 shape += 1
             elif part.owner[0] == int(mujoco.mjtObj.mjOBJ_FLEX):
                 if geoms:
-                    rgba[own] = geoms[0].rgba
+                    rgba[own] = colors[0]
                     self._lay_edges(part.owner[1], pos[own], mat[own], sizes[own])
             else:
-                for k, geom in enumerate(geom for geom in geoms if geom.type == part.kind):
-                    pos[slot + k], mat[slot + k], rgba[slot + k] = geom.pos, geom.mat.ravel(), geom.rgba
+                own_kind = [both for both in zip(geoms, colors, strict=True) if both[0].type == part.kind]
+                for k, (geom, color) in enumerate(own_kind):
+                    pos[slot + k], mat[slot + k], rgba[slot + k] = geom.pos, geom.mat.ravel(), color
                     sizes[slot + k] = geom.size[0], geom.size[2], 0
             slot += part.count
 

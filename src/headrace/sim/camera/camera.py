@@ -372,7 +372,7 @@ class ModelWatch:
         return (*numbers, self._stat.extent, *[array.tobytes() for array in self._arrays])
 
 
-_DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1], np.float32)
+DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1], np.float32)
 
 
 def base_colors(model: Model, kind: str = "geom", fields: Mapping[str, NDArray[Any]] | None = None) -> F64:
@@ -387,7 +387,7 @@ def base_colors(model: Model, kind: str = "geom", fields: Mapping[str, NDArray[A
     rgba, material, colors = (np.broadcast_to(part, (len(rows), *part.shape[1:])) for part in given)
     if not colors.shape[1]:
         return np.array(rgba, np.float64)
-    plain = (material >= 0) & (rgba.astype(np.float32) == _DEFAULT_RGBA).all(-1)
+    plain = (material >= 0) & (rgba.astype(np.float32) == DEFAULT_RGBA).all(-1)
     worn = colors[rows[:, None], np.maximum(material, 0).astype(np.int64)]
     return np.where(plain[..., None], worn, rgba).astype(np.float64)
 

@@ -275,7 +275,8 @@ class NativeCamera:
                     np.take(laid, layer, axis=0, out=out, mode="clip")
         if buffers.soft is not None and not static_only:
             slots = slice(tables.first_part, None)
-            buffers.soft.lay_out(rows.soft[0], rows.geom_pos[0], rows.geom_mat[0], rows.sizes[0], rows.rgba[0])
+            places_of = rows.geom_pos[0], rows.geom_mat[0], rows.sizes[0], rows.rgba[0]
+            buffers.soft.lay_out(rows.soft[0], buffers.look.materials, *places_of)
             rows.rgba[0, slots] *= buffers.look.tint[slots]
         self._place(buffers, rows)
         # depths of the layer where the last chunk drew; everywhere where another layer was
