@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headrace import errors
 from headrace.learning import GRU, LSTM
-from headrace.learning._segments import pack, segments, unpack
+from headrace.learning._packed import pack, segments, unpack
 
 # float64, and the same sums in another order
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
