@@ -5,8 +5,8 @@ two directions are left out. ``forward`` takes slices, ``step`` takes one step o
 
 Ways to run a stack of GRU or LSTM layers over a (T, B) slice with resets inside. All give the same numbers.
 
-Every backend takes a :class:`Slice` and gives the top layer's outputs (T, B, H), 0 at suspended steps, and the states
-after the slice.
+Every backend takes the kind, inputs (T, B, I), states, resets and active steps (T, B) and weights, and gives the top
+layer's outputs (T, B, H), 0 at suspended steps, and the states after the slice.
 
 - ``packed``: segments sorted and packed, no padding and no product with a state that was just reset.
 - ``scan``: a loop over T on all B rows. No shape depends on the data, so it traces into one compiled region.
@@ -15,14 +15,13 @@ after the slice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headrace.errors import UnknownNameError
 from headrace.learning import _packed as packed
-from headrace.learning import _recurrent as backends
 from headrace.learning._packed import (
     LayerWeights,
     check_sizes,
@@ -40,22 +39,6 @@ States: TypeAlias = tuple[Tensor, ...]
 Outcome: TypeAlias = tuple[Tensor, States]
 
 
-class Slice(NamedTuple):
-    """What a stack of layers is run on."""
-
-    kind: Kind
-    x: Tensor
-    """(T, B, I)."""
-    states: States
-    """(layers, B, H): one tensor for a GRU, hidden and cell for an LSTM."""
-    resets: Tensor
-    """bool (T, B)."""
-    active: Tensor | None
-    """bool (T, B); None where all steps count."""
-    layers: list[LayerWeights]
-
-
-Runner: TypeAlias = Callable[[Slice], Outcome]
 RunLayer: TypeAlias = Callable[[Tensor, list[Tensor], LayerWeights], tuple[Tensor, Sequence[Tensor]]]
 """(inputs, states of this layer (B, H), its weights) → (outputs, its states after the slice)."""
 
@@ -69,22 +52,25 @@ def run_layers(x: Tensor, states: States, layers: list[LayerWeights], run_layer:
     return x, tuple(torch.stack(of_layers) for of_layers in zip(*finals, strict=True))
 
 
-def run_packed(work: Slice) -> Outcome:
+def run_packed(
+    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
+) -> Outcome:
     """Run packed segments, layer by layer."""
-    layout = segments(work.resets, work.active)
+    layout = segments(resets, active)
 
     def run_layer(rows: Tensor, initial: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
         carried = [state.index_select(0, layout.carried_env) for state in initial]
-        results = packed.run_layer(work.kind, rows, carried, weights, layout)
+        results = packed.run_layer(kind, rows, carried, weights, layout)
         return results[0], [final_states(*both, layout) for both in zip(initial, results, strict=True)]
 
-    rows, finals = run_layers(pack(work.x, layout), work.states, work.layers, run_layer)
+    rows, finals = run_layers(pack(x, layout), states, layers, run_layer)
     return unpack(rows, layout), finals
 
 
-def run_scan(work: Slice) -> Outcome:
+def run_scan(
+    kind: Kind, x: Tensor, states: States, resets: Tensor, active: Tensor | None, layers: list[LayerWeights]
+) -> Outcome:
     """Return a loop over steps on all rows, resets and sleep as selections; traces without a graph break."""
-    kind, _, _, resets, active, _ = work
 
     def run_layer(x: Tensor, now: list[Tensor], weights: LayerWeights) -> tuple[Tensor, list[Tensor]]:
         outputs: list[Tensor] = []
@@ -100,7 +86,7 @@ def run_scan(work: Slice) -> Outcome:
                 outputs.append(after[0].masked_fill(~live, 0))
         return torch.stack(outputs) if outputs else x.new_zeros((0, *now[0].shape)), now
 
-    return run_layers(work.x, work.states, work.layers, run_layer)
+    return run_layers(x, states, layers, run_layer)
 
 
 def _torch_cell(kind: Kind, x: Tensor, states: list[Tensor], weights: LayerWeights) -> list[Tensor]:
@@ -124,11 +110,6 @@ def step_layers(kind: Kind, x: Tensor, states: States, active: Tensor | None, la
 
 
 Backend: TypeAlias = Literal["auto", "packed", "scan"]
-
-_RUNNERS: dict[str, Runner] = {
-    "packed": backends.run_packed,
-    "scan": backends.run_scan,
-}
 
 
 class _Recurrent(nn.Module):
@@ -193,11 +174,11 @@ class _Recurrent(nn.Module):
         if active is not None:
             # an input that is not read may be NaN, and a NaN survives every later selection's backward
             x = x.masked_fill(~active[..., None], 0)
-        work = Slice(self.kind, x, states, resets, active, self.weights())
         # not by measuring: the choice decides last bits, which a resumed training must have again
         usual = "scan" if torch.compiler.is_compiling() else "packed"
         backend = usual if self.backend == "auto" else self.backend
-        out, after = _RUNNERS[backend](work)
+        run = run_packed if backend == "packed" else run_scan
+        out, after = run(self.kind, x, states, resets, active, self.weights())
         return (out.transpose(0, 1) if self.batch_first else out), after
 
     def _run_step(self, x: Tensor, states: States, reset: Tensor | None, active: Tensor | None) -> Outcome:
@@ -205,7 +186,7 @@ class _Recurrent(nn.Module):
         states = self._check_states(states, x.shape[0])
         if reset is not None:
             states = tuple(state.masked_fill(reset[None, :, None], 0) for state in states)
-        return backends.step_layers(self.kind, x, states, active, self.weights())
+        return step_layers(self.kind, x, states, active, self.weights())
 
     def _zeros(self, envs: int) -> Tensor:
         return self.weights()[0].w_hh.detach().new_zeros((self.num_layers, envs, self.hidden_size))
