@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from headrace import learning
-from headrace.learning import _return_recursions as returns
+from headrace.learning import _returns as returns
 from headrace.learning import _returns_numba as returns_numba
-from headrace.learning._return_recursions import Recursion, Returns, Trace
+from headrace.learning._returns import Recursion, Returns, Trace
 
 SHAPES = [(0, 3), (3, 0), (1, 1), (7, 33), (24, 513), (130, 64), (3, 2500)]
 # float64; a compiler may contract a product and a sum into one rounding, torch does not
@@ -71,7 +71,7 @@ def estimate(case: str, data: Trace, ratio: Tensor, *, in_torch: bool = False) -
     if isinstance(recursion, int):
         if in_torch:
             return n_step_by_step(data, 0.98, recursion)
-        return returns.n_step(data, gamma=0.98, n=recursion)
+        return returns.sum_steps(data, gamma=0.98, n=recursion)
     ratios = ratio if "vtrace" in case else None
     if in_torch:
         return returns.lambda_returns_in_torch(data, recursion, ratios)
@@ -112,7 +112,7 @@ def test_gradients_are_the_numerical_ones_and_finite_beside_nan(case: str, sleep
         full = [number.masked_scatter(mask, part) for number, mask, part in zip(numbers, known, read, strict=True)]
         trace = Trace(*full[:3], *data[3:])
         if isinstance(recursion, int):
-            return returns.n_step(trace, gamma=0.98, n=recursion, differentiable=True)
+            return returns.sum_steps(trace, gamma=0.98, n=recursion, differentiable=True)
         return returns.lambda_returns(trace, recursion, full[3] if "vtrace" in case else None, differentiable=True)
 
     parts = [number[mask].clone().requires_grad_() for number, mask in zip(numbers, known, strict=True)]
@@ -120,7 +120,7 @@ def test_gradients_are_the_numerical_ones_and_finite_beside_nan(case: str, sleep
     whole = [number.clone().requires_grad_() for number in numbers[:3]]
     trace = Trace(*whole, *data[3:])
     if isinstance(recursion, int):
-        out = returns.n_step(trace, gamma=0.98, n=recursion, differentiable=True)
+        out = returns.sum_steps(trace, gamma=0.98, n=recursion, differentiable=True)
     else:
         out = returns.lambda_returns(trace, recursion, ratio if "vtrace" in case else None, differentiable=True)
     for gradient in torch.autograd.grad(sum(part.sum() for part in out), whole, allow_unused=True):

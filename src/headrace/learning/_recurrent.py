@@ -208,8 +208,7 @@ class GRU(_Recurrent):
         num_layers: layers on top of each other.
         bias: with bias terms.
         batch_first: slices are (B, T, …) instead of (T, B, …). The state is (layers, B, H) either way.
-        backend: how slices are run; see :mod:`headrace.learning._recurrent`. ``auto`` is ``packed``, and ``scan`` inside
-            ``torch.compile``.
+        backend: how slices are run, as said above. ``auto`` is ``packed``, and ``scan`` inside ``torch.compile``.
         device: of the parameters.
         dtype: of the parameters.
     """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._kernels.compiled import helper, kernel, run
-from headrace.learning._return_recursions import Recursion, Returns, Trace
+from headrace.learning._returns import Recursion, Returns, Trace
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -61,7 +61,7 @@ def _lambda_returns(
     advantage: Floats,
     value_target: Floats,
 ) -> None:
-    """See :func:`headrace.learning._return_recursions.lambda_returns`; ``weight`` is 1 − λ, or None for base 1."""
+    """See :func:`headrace.learning._returns.lambda_returns`; ``weight`` is 1 − λ, or None for base 1."""
     steps, envs = shape
     reward, value, next_value, terminated, truncated = arrays
     gamma, lam, rho_clip, c_clip = numbers
@@ -95,7 +95,7 @@ def _lambda_returns(
 
 
 def lambda_returns(rollout: Trace, recursion: Recursion, ratio: Tensor | None) -> Returns:
-    """See :func:`headrace.learning._return_recursions.lambda_returns`."""
+    """See :func:`headrace.learning._returns.lambda_returns`."""
     (steps, envs), dtype = rollout.reward.shape, rollout.reward.dtype
     number = np.float32 if dtype == torch.float32 else np.float64
     gamma, lam, base, rho_clip, c_clip = map(number, recursion)

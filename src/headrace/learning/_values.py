@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, DtypeError, IdError, ShapeError
-from headrace.learning._return_recursions import following_rows
+from headrace.learning._returns import following_rows
 from headrace.types import Obs
 
 if TYPE_CHECKING:
