@@ -12,8 +12,14 @@ import headrace
 from headrace import errors
 from headrace.envs.batch_env import BatchEnv
 from headrace.learning import ppo
-from headrace.learning.actor_critic import NetworkCfg, Policy, load_actor_critic, save_actor_critic
-from headrace.learning.groups import ImageNormalizer, Normalizer
+from headrace.learning.actor_critic import (
+    ImageNormalizer,
+    NetworkCfg,
+    Normalizer,
+    Policy,
+    load_actor_critic,
+    save_actor_critic,
+)
 from headrace.learning.ppo import PPO, PPOCfg
 
 

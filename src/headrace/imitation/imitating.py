@@ -260,7 +260,7 @@ def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
     from gymnasium import spaces
 
     from headrace.envs.task import action_size
-    from headrace.learning.groups import channels_first
+    from headrace.learning.actor_critic import channels_first
 
     groups = cast("spaces.Dict", env.single_observation_space)
     there = {name: tuple(part.shape or ()) for name, part in groups.spaces.items()}

@@ -21,8 +21,7 @@ from headrace.envs.batch_env import BatchEnv
 from headrace.errors import ConfigError, LifecycleError, UnknownNameError
 from headrace.learning._returns import Estimate, gae
 from headrace.learning._values import rollout_values
-from headrace.learning.actor_critic import MemoryKind, NetworkCfg, Policy
-from headrace.learning.groups import read_groups
+from headrace.learning.actor_critic import MemoryKind, NetworkCfg, Policy, read_groups
 from headrace.learning.ranks import average_gradients, moments, read_ranks, sum_ranks
 from headrace.replay import ArraySpec
 from headrace.replay.rollout import Rollout, RolloutBuffer

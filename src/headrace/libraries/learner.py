@@ -20,8 +20,15 @@ from headrace._published import read_weights
 from headrace.envs.recipe import AnyEnv
 from headrace.errors import ConfigError
 from headrace.files import write_whole
-from headrace.learning.actor_critic import Policy, actor_critic_content, load_actor_critic
-from headrace.learning.groups import as_float_rows, channels_first, is_image, read_groups
+from headrace.learning.actor_critic import (
+    Policy,
+    actor_critic_content,
+    as_float_rows,
+    channels_first,
+    is_image,
+    load_actor_critic,
+    read_groups,
+)
 from headrace.learning.ppo import PPO, PPOCfg
 from headrace.libraries.training import META_KEY, CheckpointMeta, Times, check_fit, load_random_state, random_state
 from headrace.types import EpisodeEnds, Obs, StateDict, StepInfo

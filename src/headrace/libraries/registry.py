@@ -17,8 +17,7 @@ from headrace.errors import ConfigError, DataError, HeadraceError, UnknownNameEr
 from headrace.files import read_json
 
 if TYPE_CHECKING:
-    from headrace.learning.actor_critic import MemoryKind
-    from headrace.learning.groups import GroupKind, ReadGroups
+    from headrace.learning.actor_critic import GroupKind, MemoryKind, ReadGroups
     from headrace.learning.ppo import PPOCfg
     from headrace.libraries.learner import AnyEnv, Learner
 
@@ -272,7 +271,7 @@ def make_learner(
     Make and use it inside :func:`headrace.libraries.library_run`: libraries draw from torch's, numpy's and Python's
     global random streams, and change global settings.
     """
-    from headrace.learning.groups import read_groups
+    from headrace.learning.actor_critic import read_groups
     from headrace.learning.ppo import PPOCfg
 
     spec, settings = library(name), settings or PPOCfg()

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.errors import ConfigError
-from headrace.learning.groups import GroupEncoder, Shapes, is_image
+from headrace.learning.actor_critic import GroupEncoder, Shapes, is_image
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, MemoryState
 from headrace.libraries.training import META_KEY, CheckpointMeta, Times

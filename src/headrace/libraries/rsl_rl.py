@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headrace.envs.batch_env import BatchEnv
 from headrace.errors import ConfigError
-from headrace.learning.groups import Shapes, is_image
+from headrace.learning.actor_critic import Shapes, is_image
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, MemoryState
 from headrace.libraries.training import META_KEY, CheckpointMeta, Times

@@ -27,7 +27,7 @@ from skrl.utils.spaces.torch import flatten_tensorized_space, unflatten_tensoriz
 from torch import Tensor, nn
 
 from headrace.errors import ConfigError
-from headrace.learning.groups import GroupEncoder, Shapes
+from headrace.learning.actor_critic import GroupEncoder, Shapes
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import (
     AnyEnv,

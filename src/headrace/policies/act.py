@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headrace._published import read_form
 from headrace.errors import ConfigError, DataError, ShapeError
 from headrace.files import hash_file, write_whole
-from headrace.learning.groups import as_float_rows, channels_first
+from headrace.learning.actor_critic import as_float_rows, channels_first
 from headrace.policies.preflight import ACTION, FeatureSpec
 from headrace.policies.protocol import PADDING, ChunkContext
 from headrace.types import Obs

@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from torch import Tensor
 
-from headrace.learning.groups import GroupEncoder, Normalizer, Shapes
+from headrace.learning.actor_critic import GroupEncoder, Normalizer, Shapes
 
 
 class NormalizedVector(BaseFeaturesExtractor):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
-from headrace.learning.groups import ReadGroups, channels_first, is_image
+from headrace.learning.actor_critic import ReadGroups, channels_first, is_image
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, LearnerStep, MemoryState
 from headrace.libraries.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
