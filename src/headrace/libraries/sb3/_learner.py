@@ -2,6 +2,10 @@
 
 The algorithms are made from the shared settings or from their own keyword arguments; those that learn from a replay
 are saved with it.
+
+What stands before SB3's layers, so that its networks are those of the other libraries.
+
+SB3 writes the names of these classes and of their module into its checkpoints: they stay where they are.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
@@ -32,12 +38,76 @@ from torch import Tensor, nn
 
 from headrace.errors import ConfigError, DataError
 from headrace.files import write_whole
-from headrace.learning.actor_critic import ReadGroups, channels_first, is_image
+from headrace.learning.actor_critic import GroupEncoder, Normalizer, ReadGroups, Shapes, channels_first, is_image
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, LearnerStep, MemoryState
-from headrace.libraries.sb3._features import Convolutions, GroupFeatures, GroupPolicy, NormalizedVector
 from headrace.libraries.training import META_KEY, CheckpointMeta, Times, check_fit
 from headrace.types import Obs, StateDict
+
+
+class NormalizedVector(BaseFeaturesExtractor):
+    """Running mean and variance of a vector, part of the policy's weights: they travel with every checkpoint."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        size = observation_space.shape[0]
+        super().__init__(observation_space, size)
+        self.normalizer = Normalizer(size)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Zero mean and unit variance."""
+        return self.normalizer(observations)
+
+
+class Convolutions(BaseFeaturesExtractor):
+    """Two convolutions over images (n, C, H, W), which SB3 has divided by 255."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        encoder = GroupEncoder({"image": observation_space.shape}, normalize=False)
+        super().__init__(observation_space, encoder.width)
+        self.layers = encoder.encoders[0]
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Features (n, …)."""
+        return cast("Tensor", self.layers(observations))
+
+
+class GroupFeatures(BaseFeaturesExtractor):
+    """Several observation groups through our encoder."""
+
+    def __init__(self, observation_space: spaces.Dict, groups: Shapes, normalize: bool) -> None:
+        encoder = GroupEncoder(groups, normalize=normalize)
+        super().__init__(observation_space, encoder.width)
+        self.encoder = encoder
+
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        """Features (n, …)."""
+        return self.encoder(observations)
+
+    def update(self, observations: dict[str, Tensor]) -> None:
+        """Let the statistics take in rows (n, …) of each group."""
+        rows = len(observations[self.encoder.names[0]])
+        self.encoder.update(observations, torch.ones(rows, dtype=torch.bool))
+
+
+class GroupPolicy(MultiInputActorCriticPolicy):
+    """SB3's ``MultiInputPolicy`` whose actor and critic each read their own groups.
+
+    ``features_extractor_kwargs`` has ``actor_groups`` and ``critic_groups`` (name → shape), and ``normalize``.
+    """
+
+    def make_features_extractor(self) -> GroupFeatures:
+        """Return the features of the actor, then those of the critic: the order in which SB3 reads them."""
+        options = self.features_extractor_kwargs
+        groups = options["critic_groups" if "pi_features_extractor" in self._modules else "actor_groups"]
+        return GroupFeatures(cast("spaces.Dict", self.observation_space), groups, options["normalize"])
+
+    def _build_mlp_extractor(self) -> None:
+        super()._build_mlp_extractor()
+        width = cast("GroupFeatures", self.vf_features_extractor).features_dim
+        # the actor's has the size of the actor's features on both sides
+        critic = MlpExtractor(width, self.net_arch, self.activation_fn, device=self.device)
+        self.mlp_extractor.value_net = critic.value_net
+
 
 Array = NDArray[Any]
 Arrays: TypeAlias = "Array | dict[str, Array]"
