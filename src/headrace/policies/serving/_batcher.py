@@ -27,7 +27,7 @@ from headrace.policies.serving._links import is_lost
 from headrace.types import Obs
 
 if TYPE_CHECKING:
-    from headrace.policies.serving._forward import Upstream
+    from headrace.policies.serving._remote import Upstream
 
 
 @dataclass(slots=True, kw_only=True)

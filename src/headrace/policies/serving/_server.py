@@ -30,7 +30,7 @@ from headrace.policies.preflight import features_of
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
 from headrace.policies.serving._batcher import Batcher, ServingStats
 from headrace.policies.serving._dialects import PROTOCOL, Visitor, read_request
-from headrace.policies.serving._forward import Relay, Upstream, connect_server
+from headrace.policies.serving._remote import Relay, Upstream, connect_server
 from headrace.policies.serving._wire import pack, unpack_map
 from headrace.policies.serving.remote_cfg import FRAME_LIMIT, RemoteCfg, check_seconds, check_whole
 
