@@ -61,7 +61,7 @@ MOVED = {
     ),
     "headrace.serve": "headrace.policies.serve",
     "headrace.serving": (
-        "headrace.policies, headrace.policies.engines, headrace.policies.serving.images, WireMapping "
+        "headrace.policies, headrace.policies.engines, headrace.policies.observation_map, WireMapping "
         "headrace.policies.ObservationMap"
     ),
     "headrace.testing.check_resume_continues_exactly": (

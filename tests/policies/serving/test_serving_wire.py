@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import DataError, ShapeError
+from headrace.policies.observation_map import resize_with_pad
 from headrace.policies.serving._wire import pack, unpack, unpack_map
-from headrace.policies.serving.images import resize_with_pad
 
 FRAMES = Path(__file__).parent / "frames"
 IMAGE = (np.arange(4 * 6 * 3) % 256).astype(np.uint8).reshape(4, 6, 3)
