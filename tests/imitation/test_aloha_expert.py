@@ -14,8 +14,7 @@ from headrace import load_policy
 from headrace.envs.tasks import aloha
 from headrace.imitation import record_demonstrations
 from headrace.imitation.experts import disturbance_for, expert_for
-from headrace.imitation.experts._aloha import _from_left, _from_right
-from headrace.imitation.experts._arm import PINCH, in_gripper, joints_for, pinch_place
+from headrace.imitation.experts._arm import PINCH, _from_left, _from_right, in_gripper, joints_for, pinch_place
 from headrace.policies.load_policy import list_shipped_policies
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.statistics import wilson_interval

@@ -15,8 +15,16 @@ from torch import Tensor
 
 import headrace
 from headrace import rng
-from headrace.imitation.experts._aloha import _ahead, _from_left, _from_right, _towards, aloha_expert
-from headrace.imitation.experts._arm import in_gripper, joints_for, pinch_place
+from headrace.imitation.experts._arm import (
+    _ahead,
+    _from_left,
+    _from_right,
+    _towards,
+    aloha_expert,
+    in_gripper,
+    joints_for,
+    pinch_place,
+)
 from headrace.types import Obs
 
 EPISODES, STEPS, STATES = 2, 105, 300

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from headrace.errors import UnknownNameError
-from headrace.imitation.experts._aloha import aloha_expert
+from headrace.imitation.experts._arm import aloha_expert
 from headrace.imitation.experts._libero import SKILLS, libero_expert
 from headrace.imitation.experts._pusher import pusher_expert
 from headrace.types import Obs
