@@ -143,7 +143,7 @@ class _Holder(PlainEnv):
 
 def test_a_worker_imports_what_it_needs_and_no_more() -> None:
     program = (
-        "import sys, headrace.bridges._group; "
+        "import sys, headrace.bridges.executors; "
         "print([name for name in ('torch', 'mujoco', 'numba') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

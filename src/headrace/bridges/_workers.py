@@ -21,8 +21,7 @@ import numpy as np
 
 from headrace.bridges import child
 from headrace.bridges._exchange import INSTRUCTION_KEYS, Exchange, exchange_layout, instruction_path
-from headrace.bridges._group import EnvFactory, make_packed, pack_factories
-from headrace.bridges.executors import Backend, Fidelity
+from headrace.bridges.executors import Backend, EnvFactory, Fidelity, make_packed, pack_factories
 from headrace.bridges.interpreter import (
     CHILD_FILE,
     PACKAGE_ENTRY,

@@ -13,10 +13,17 @@ from headrace._gymnasium_ids import ENTRY, GYMNASIUM
 from headrace._named import import_module
 from headrace.bridges._batched import RowBackend, RowSimulator
 from headrace.bridges._exchange import Exchange, exchange_layout
-from headrace.bridges._group import AnyEnv, EnvFactory, EnvGroup
 from headrace.bridges._workers import ForeignSource, Hello, foreign_backend, process_backend
 from headrace.bridges.bridge_env import BridgeEnv, environment_name
-from headrace.bridges.executors import Backend, InlineBackend, ThreadBackend, available_cores
+from headrace.bridges.executors import (
+    AnyEnv,
+    Backend,
+    EnvFactory,
+    EnvGroup,
+    InlineBackend,
+    ThreadBackend,
+    available_cores,
+)
 from headrace.envs.recipe import Autoreset, EnvRecipe, EpisodeRules, Executor, check_autoreset, check_count
 from headrace.errors import ConfigError, DtypeError, UnknownNameError
 

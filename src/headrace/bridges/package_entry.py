@@ -15,7 +15,7 @@ from typing import Any
 _MODULES = {
     "PickledHost": "headrace.policies.foreign",
     "PolicyHost": "headrace.policies.foreign",
-    "make_packed": "headrace.bridges._group",
+    "make_packed": "headrace.bridges.executors",
 }
 
 
