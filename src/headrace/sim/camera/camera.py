@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import ConfigError, DtypeError, ShapeError, UnknownNameError
-from headrace.sim._simulation import Simulation
 from headrace.sim.mujoco_api import Model, mujoco, new_batch, setconst_inputs
+from headrace.sim.mujoco_sim import Simulation
 
 DataType: TypeAlias = Literal["rgb", "gray", "depth", "segmentation", "normals"]
 FRAME_KINDS: dict[str, tuple[tuple[int, ...], Any]] = {
