@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.tasks.cartpole import cartpole_terms
 from headrace.envs.term_task import TermTaskCfg
 from headrace.envs.terms import (
     ActionL2,

@@ -11,7 +11,7 @@ import torch
 import headrace
 from headrace.envs import with_overrides
 from headrace.envs.image_spec import ImageSpec
-from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.tasks.cartpole import cartpole_terms
 from headrace.envs.term_task import TermTask, TermTaskCfg
 from headrace.envs.terms import AddedCamera
 from headrace.errors import ConfigError, UnknownNameError

@@ -247,7 +247,7 @@ def test_the_gl_renderer_gives_mujocos_own_picture():
 
 
 def test_a_term_table_observes_the_same_images_as_a_class_task() -> None:
-    from headrace.envs.tasks.cartpole_terms import TermTask, cartpole_camera_terms
+    from headrace.envs.tasks.cartpole import TermTask, cartpole_camera_terms
 
     table = cartpole_camera_terms()
     camera = table.images["policy"].camera

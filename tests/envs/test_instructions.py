@@ -17,8 +17,7 @@ from headrace.bridges import BridgeEnv
 from headrace.bridges.make import bridge
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.task import Rows
-from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg
-from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.tasks.cartpole import Cartpole, CartpoleCfg, cartpole_terms
 from headrace.envs.term_task import TermTask
 from headrace.errors import ConfigError, EnvError, LifecycleError, ShapeError
 from headrace.sim import MujocoSim

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.envs.recipe import parse_assignments, with_overrides
 from headrace.envs.registry import make, task_cfg
-from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.tasks.cartpole import cartpole_terms
 from headrace.errors import ConfigError, UnknownNameError
 
 

@@ -15,7 +15,7 @@ from headrace import testing
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make
 from headrace.envs.task import Rows
-from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.tasks.cartpole import cartpole_terms
 from headrace.envs.term_task import TermTask
 from headrace.envs.terms import LogUniform, Randomization, Uniform
 from headrace.errors import ConfigError

@@ -16,7 +16,7 @@ from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import with_overrides
 from headrace.envs.registry import make, task_cfg
 from headrace.envs.task import Rows
-from headrace.envs.tasks.cartpole_terms import cartpole_terms
+from headrace.envs.tasks.cartpole import cartpole_terms
 from headrace.envs.term_task import TermTask, TermTaskCfg
 from headrace.envs.terms import (
     BodiesNear,
