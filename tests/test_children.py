@@ -14,7 +14,7 @@ import headrace
 SOURCE = Path(headrace.__file__).parent
 PARENT = """
 import multiprocessing, os, sys
-from headrace._children import Child, begin_child
+from headrace._interrupts import Child, begin_child
 
 STUCK = "import os, re; os.write(1, (str(os.getpid()) + chr(10)).encode()); re.match('(a+)+b', 40 * 'a')"
 

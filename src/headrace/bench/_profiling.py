@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from headrace._children import Child
+from headrace._interrupts import Child
 from headrace.bench import _startup_worker as startup_worker
 from headrace.bench._startup_worker import Entry
 from headrace.bench.schema import ProfiledFunction, StartupPhase, StartupTime

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace._children import Child
-from headrace._interrupts import interruptible
+from headrace._interrupts import Child, interruptible
 from headrace.bench._bundle_files import read_bundle
 from headrace.bench._samples import unsteady
 from headrace.bench.benchmark import LABEL, ORDER_SEED, REPETITION, SWEEP_ID

@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 from gymnasium import spaces
 
-from headrace._children import Child
+from headrace._interrupts import Child
 from headrace.bridges import child
 from headrace.bridges.child import FRAME, LARGEST_BODY, LARGEST_HEAD, MAGIC
 from headrace.errors import ConfigError, DataError

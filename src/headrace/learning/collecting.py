@@ -17,7 +17,7 @@ import torch
 import torch.multiprocessing as processes
 from torch import Tensor
 
-from headrace._children import begin_child
+from headrace._interrupts import begin_child
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, EnvError

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._children import Child
+from headrace._interrupts import Child
 from headrace.envs.tasks.libero import export
 from headrace.envs.tasks.libero.names import libero_names, split_name
 from headrace.errors import ConfigError, DataError, EnvError
