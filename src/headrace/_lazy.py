@@ -56,7 +56,7 @@ MOVED = {
     "headrace.picture": "headrace.viewing.picture",
     "headrace.rollout": (
         "headrace.evaluate, headrace.evaluation, headrace.learning, headrace.policies, headrace.imitation, "
-        "headrace.policies.words_policy, headrace.recording, headrace.recording.playback, and load_chunk_policy "
+        "headrace.policies.load_policy, headrace.recording, headrace.recording.playback, and load_chunk_policy "
         "headrace.load_policy"
     ),
     "headrace.serve": "headrace.policies.serve",

@@ -23,8 +23,7 @@ from headrace.errors import ConfigError
 from headrace.policies import as_chunk_policy
 from headrace.policies.act import ActCfg, ActPolicy, instruction_numbers
 from headrace.policies.identity import current_id, policy_hash
-from headrace.policies.load_policy import list_shipped_policies
-from headrace.policies.words_policy import PusherWordsPolicy
+from headrace.policies.load_policy import PusherWordsPolicy, list_shipped_policies
 
 
 class Net(nn.Module):

@@ -1,4 +1,7 @@
-"""``headrace.load_policy``: the one way from what a user names, a file, a run, a module, a server, to a policy."""
+"""``headrace.load_policy``: the one way from what a user names, a file, a run, a module, a server, to a policy.
+
+A chunk policy that reads: the words of an instruction become the goal of the policy for ``pusher-solid``.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,55 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import torch
+from torch import Tensor, nn
+
 from headrace._named import load_made
 from headrace._published import find_published_file, read_published
 from headrace.envs.recipe import EnvRecipe
+from headrace.envs.registry import make_task
 from headrace.envs.task import action_size
+from headrace.envs.tasks.pusher import INSTRUCTIONS, PusherWordsCfg, goal_offsets
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
 from headrace.files import hide_secrets, write_whole
-from headrace.policies.act import SHIPPED, read_policy
-from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
+from headrace.policies.act import SHIPPED, ActPolicy, instruction_numbers, read_policy
+from headrace.policies.protocol import ChunkContext, ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.policies.serving.remote_cfg import RemoteCfg
+from headrace.types import Obs
 
 if TYPE_CHECKING:
     from headrace.envs.recipe import AnyEnv
     from headrace.libraries.training import CheckpointMeta, FileKind, Kept
     from headrace.policies.foreign import ForeignPolicy
     from headrace.policies.observation_map import ObservationMap
+
+
+class PusherWordsPolicy(nn.Module):
+    """Plays ``pusher-words``. Deterministic.
+
+    Args:
+        goal_range: that of the task.
+    """
+
+    obs_steps = 1
+    policy_identity = "pusher-words-1"
+
+    def __init__(self, goal_range: float = PusherWordsCfg.goal_range) -> None:
+        super().__init__()
+        self.act = cast("ActPolicy", load_policy("pusher-solid"))
+        self.horizon, self.action_dim = self.act.horizon, self.act.action_dim
+        model = make_task("pusher-words").model
+        middle = torch.tensor(model.body_pos[model.body("goal").id], dtype=torch.float64)
+        goals = middle.repeat(len(INSTRUCTIONS), 1)
+        # the goal's joints are y first
+        goals[:, :2] += goal_offsets(torch.arange(len(INSTRUCTIONS)), goal_range).flip(1)
+        self.register_buffer("goals", goals.to(torch.float32))
+
+    def forward(self, obs: Obs, context: ChunkContext) -> Tensor:
+        """Plan float32 (n, horizon, action_dim) of ``policy`` (n, 20) and the instructions."""
+        rows, goals = obs["policy"], self.get_buffer("goals")[instruction_numbers(context, INSTRUCTIONS)]
+        return self.act({"policy": torch.cat((rows, goals.to(rows)), dim=1)})
+
 
 PolicySource: TypeAlias = PolicyLike | RemoteCfg | str | Path | None
 """What :func:`load_policy` takes."""
@@ -130,7 +167,7 @@ def find_policy(
         return FoundPolicy(source=source, kind="object")
     text = None if source is None else str(source)
     if text is None and task == _WORDS:
-        from headrace.policies.words_policy import PusherWordsPolicy
+        from headrace.policies.load_policy import PusherWordsPolicy
 
         return FoundPolicy(source=PusherWordsPolicy(), kind="object")
     if text is not None and text.partition("://")[0] in _SERVERS and "://" in text:

@@ -13,7 +13,7 @@ from flat import evaluate as evaluate_env
 from headrace.envs.tasks.pusher import INSTRUCTIONS, PusherWordsCfg
 from headrace.errors import PolicyError
 from headrace.evaluation import Evaluation
-from headrace.policies.words_policy import PusherWordsPolicy
+from headrace.policies.load_policy import PusherWordsPolicy
 from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, replay_episode
 
 # where the goal is from the middle, as the words say it: x to the right, y away from the camera
