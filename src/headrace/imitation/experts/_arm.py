@@ -161,7 +161,7 @@ _GAP = 0.11
 """Between the left hand and the cube while it waits, m."""
 _ABOVE = 0.08
 """How far above the cube the hand comes, m."""
-_STEP = 0.06
+_ADVANCE = 0.06
 """Farthest way of a hand that is looked ahead, m."""
 _HURRY, _FASTEST = 0.25, 0.02
 """Share of a joint's missing way that it should go in a step, and the most it should, rad."""
@@ -221,7 +221,7 @@ def _ahead(hand: Tensor, wanted: Tensor) -> Tensor:
     """Return the next place on the straight way of a hand."""
     way = wanted - hand
     length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-    return hand + way * (_STEP / length.clamp(min=_STEP))
+    return hand + way * (_ADVANCE / length.clamp(min=_ADVANCE))
 
 
 def _towards(joints: Tensor, target: Tensor) -> Tensor:
