@@ -27,8 +27,8 @@ class ViewOptions:
     task: Annotated[str, Positional("TASK")]
     env: EnvKeywords
     policy: str = "random"
-    """random, zero, module:name of a function of the observation groups, a checkpoint of a training, its directory,
-    latest or best of runs/, a TorchScript or ONNX file."""
+    """random, zero, or any policy that 'headrace evaluate' plays: a checkpoint, its directory, latest or best of runs/,
+    module:name, lerobot:DIR, the address of a server."""
     num_steps: int | None = None
     """Steps of the batch (default: until Ctrl-C)."""
     port: int = 8765

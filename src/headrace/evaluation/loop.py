@@ -107,6 +107,7 @@ class ChunkLoop:
         seed: int,
         clamp: bool = False,
         resets: BackgroundResets | None = None,
+        held: NDArray[np.bool_] | None = None,
         on_step: OnStep | None = None,
         on_episodes: Callable[[list[EpisodeResult]], None] | None = None,
     ) -> None:
@@ -123,6 +124,7 @@ class ChunkLoop:
             seed: of the episodes.
             clamp: cut actions to the bounds of the action space before they are played.
             resets: makes the next episodes ready while others are played; None to reset between steps.
+            held: bool (N,), slots that do not act now; ``on_step`` may change it, and must leave one that acts.
             on_step: called after each step of the batch.
             on_episodes: called in each step in which episodes ended, with their rows.
         """
@@ -153,7 +155,7 @@ class ChunkLoop:
         self._parked = np.zeros(count, np.bool_)
         """Slots that play no episode, at the end or while their next is made ready; the environment keeps them from
         acting."""
-        self._resets, self._step_seconds = resets, 0.0
+        self._resets, self._held, self._step_seconds = resets, held, 0.0
         self._instructions = ("" if cfg.instruction is None else cfg.instruction,) * count
         """Of the episode in each slot."""
         self._own_texts = cfg.instruction is None
@@ -281,9 +283,7 @@ class ChunkLoop:
         waiting = cursors.due
         if not waiting.any():
             return
-        can_act = cursors.has_action & ~waiting
-        if self._resets:
-            can_act &= ~self._resets.held
+        can_act = self._able() & cursors.has_action & ~waiting
         queue = QueueState(
             running=cursors.running,
             waiting=waiting,
@@ -412,14 +412,14 @@ class ChunkLoop:
 
     def _who_acts(self) -> NDArray[np.bool_]:
         """bool (N,): with an action to play, and their next observation taken if it is due."""
-        cursors = self._cursors
-        acting = cursors.has_action & ~cursors.due
-        return acting & ~self._resets.held if self._resets else acting
+        return self._able() & self._cursors.has_action & ~self._cursors.due
 
     def _able(self) -> NDArray[np.bool_]:
         """bool (N,): slots that play an episode, and that no reset of another keeps from acting."""
-        running = self._cursors.running
-        return running & ~self._resets.held if self._resets else running
+        able = self._cursors.running
+        if self._resets:
+            able = able & ~self._resets.held
+        return able if self._held is None else able & ~self._held
 
     def _step(self, acting: NDArray[np.bool_]) -> None:
         self._let_act(acting)
@@ -444,6 +444,8 @@ class ChunkLoop:
         self._step_seconds = seconds = time.perf_counter() - begin
         if self._on_step is not None:
             self._on_step(step, seconds, acted)
+            if self._held is not None:
+                self._line = None
         counters.batch_steps += 1
         counters.env_steps += acted
         counters.idle_steps += running - acted + len(self._resets or ())

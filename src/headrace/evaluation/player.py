@@ -156,6 +156,7 @@ class Player:
         progress: bool = False,
         most_steps: int | None = None,
         clamp: bool = False,
+        held: NDArray[np.bool_] | None = None,
         on_step: OnStep | None = None,
     ) -> Evaluation:
         """Play episodes; errors have what was finished in ``error.finished``.
@@ -166,6 +167,7 @@ class Player:
             progress: show a progress bar.
             most_steps: steps of the batch after which it ends; None for the end of the plan.
             clamp: cut actions to the bounds of the action space before they are played.
+            held: bool (N,), slots that do not act now, as ``on_step`` leaves them.
             on_step: called after each step of the batch.
         """
         self.preflight.check()
@@ -184,6 +186,7 @@ class Player:
             seed=self._seed,
             clamp=clamp,
             resets=resets,
+            held=held,
             on_step=on_step,
             on_episodes=on_episodes,
         )

@@ -13,23 +13,30 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._gymnasium_ids import GYMNASIUM
-from headrace.bench.measured.run import StepFunction, load_trained_recipe, step_function
+from headrace.bench.stepping import action_maker
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError
+from headrace.evaluation.cfg import PlayCfg
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from headrace.bridges.bridge_env import BridgeEnv
     from headrace.envs.recipe import AnyEnv
+    from headrace.evaluation.player import Player
+    from headrace.policies.load_policy import PolicySource
+    from headrace.policies.protocol import ChunkPolicy
+    from headrace.types import Obs
 
 _MOST_WATCHERS = 16
 _MOST_DIGITS = 9
@@ -281,7 +288,7 @@ _PAUSED_S = 1 / 30
 def view(
     task: str | EnvRecipe,
     *,
-    policy: str | StepFunction = "random",
+    policy: PolicySource = "random",
     num_steps: int | None = None,
     port: int = 8765,
     renderer: str = "native",
@@ -297,9 +304,7 @@ def view(
     Args:
         task: a task name, ``module:NAME``, ``gym:ID``, a recipe file; or a recipe, which then says everything about
             the environments. A bridged environment draws itself; ``gym:ID`` is made with ``render_mode="rgb_array"``.
-        policy: ``random``, ``zero``, ``module:name`` of a function of the observation groups, a checkpoint of a
-            training, its directory, ``latest`` or ``best`` of ``runs/``, a TorchScript or ONNX file; in Python also
-            the function itself.
+        policy: ``random``, ``zero``, or what :func:`headrace.load_policy` takes, whole chunks played at once.
         num_steps: of the batch, after which it ends; None to run until Ctrl-C.
         port: port to listen on; 0 for any free one.
         renderer: what draws: ``native``, ``gl`` (MuJoCo's own images) or ``warp``.
@@ -307,6 +312,8 @@ def view(
         on_url: called with the address of the page, which has a secret in it.
         **env: ``num_envs`` (9), ``seed``, ``overrides``, ``threads``, ``device`` and ``sim`` of the environments.
     """
+    from headrace.evaluation.player import open_player
+    from headrace.policies.load_policy import find_policy
     from headrace.sim.camera.names import check_camera_name
 
     check_camera_name(renderer)
@@ -318,15 +325,34 @@ def view(
             f"renderer, camera (--renderer, --camera): expected a task of ours with them, got "
             f"{recipe.source!r}, which draws itself"
         )
-    recipe, file = load_trained_recipe(recipe, policy)
-    with closing(recipe.make()) as envs:
-        act = step_function(policy, envs, recipe.seed, file)
+    acts = isinstance(policy, str) and policy in ("random", "zero")
+    found = None if acts else find_policy(policy, recipe.source)
+    if found is not None:  # with the settings that it was trained with
+        recipe = recipe.replace(overrides=found.overrides | dict(recipe.overrides))
+    cfg = PlayCfg() if found is not None and found.kind == "remote" else _CFG
+    with closing(recipe.make(autoreset="disabled", final_obs=False)) as envs, ExitStack() as stack:
         screen = Screen(title=recipe.source, num_envs=envs.num_envs)
         draw, dt, close = _drawing(envs, renderer, camera, screen)
-        try:
-            _page(envs, act, num_steps, port, screen, draw, dt, on_url)
-        finally:
-            close()
+        stack.callback(close)
+        source = found or _act(cast("Literal['random', 'zero']", policy), envs)
+        player = stack.enter_context(open_player(envs, source, cfg, recipe.seed))
+        _page(player, envs.num_envs, num_steps, port, screen, draw, dt, on_url)
+
+
+_CFG = PlayCfg(admission="immediate", batching="fast")
+
+
+def _act(kind: Literal["random", "zero"], env: AnyEnv) -> ChunkPolicy:
+    """Return random or zero actions as a policy."""
+    from headrace.envs.task import action_size
+    from headrace.policies.protocol import as_chunk_policy
+
+    make = action_maker(kind, env.single_action_space, env.num_envs, env.device, env.seed)
+
+    def act(obs: Obs) -> Tensor:
+        return make()[: len(next(iter(obs.values())))]
+
+    return as_chunk_policy(act, action_dim=action_size(env.single_action_space), single=True)
 
 
 def _drawing(
@@ -371,8 +397,8 @@ def check_draws(env: BridgeEnv) -> None:
 
 
 def _page(
-    env: AnyEnv,
-    act: StepFunction,
+    player: Player,
+    num_envs: int,
     num_steps: int | None,
     port: int,
     screen: Screen,
@@ -380,25 +406,34 @@ def _page(
     dt: float,
     on_url: Callable[[str], None],
 ) -> None:
-    """Step in real time; draw only while a page is open."""
+    """Play in real time; draw only while a page is open."""
+    from headrace.evaluation.scheduling import EndlessPlan
+
     server = serve(screen, port)
     thread = threading.Thread(target=server.serve_forever, name="headrace-view", daemon=True)
     thread.start()
     on_url(server.url)
-    try:
-        obs, _ = env.reset()
-        due, done = time.monotonic(), 0
-        while num_steps is None or done < num_steps:
-            for number in screen.take_clicks():
-                (env.resume if bool(env.suspended[number]) else env.suspend)([number])
-            if screen.take_step():
-                obs = env.step(act(obs)).obs
-                done += 1
+    held, due, done = np.zeros(num_envs, np.bool_), time.monotonic(), 0
+
+    def watch(*_: object) -> None:
+        """Show the step that was made, and wait until the next is due."""
+        nonlocal due, done
+        done += 1
+        while True:
+            held[screen.take_clicks()] ^= True
             if screen.watched:
-                screen.show(draw(), env.suspended.cpu().numpy(), done)
+                screen.show(draw(), held, done)
             pace = max(dt, _PAUSED_S) if screen.paused else dt * screen.slow
             due = max(due + pace, time.monotonic() - 1.0)  # after a pause, do not race to catch up
             time.sleep(max(0.0, due - time.monotonic()))
+            if done == num_steps or (not held.all() and screen.take_step()):
+                return
+
+    try:
+        plan = EndlessPlan(num_envs)
+        result = player.play(plan, most_steps=num_steps, clamp=True, held=held, on_step=watch)
+        if result.interrupt is not None:
+            raise result.interrupt
     finally:
         screen.close()
         server.shutdown()
