@@ -7,9 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from headrace.errors import UnknownNameError
-from headrace.imitation.experts._arm import aloha_expert
+from headrace.imitation.experts._arm import aloha_expert, pusher_expert
 from headrace.imitation.experts._libero import SKILLS, libero_expert
-from headrace.imitation.experts._pusher import pusher_expert
 from headrace.types import Obs
 
 Expert = Callable[[Obs], Tensor]
