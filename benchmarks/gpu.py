@@ -19,7 +19,7 @@ import time
 import torch
 
 import headrace
-from headrace.testing.gpu import check_gpu
+from headrace.testing.parts import check_gpu
 
 WARM_UP, STEPS = 20, 100
 BARS = {"half": 1.25, "a sixteenth": 0.75}

@@ -17,7 +17,7 @@ from headrace.libraries.registry import library_names
 from headrace.libraries.training import CheckpointMeta, library_run, read_meta, recognize
 from headrace.policies.protocol import ChunkContext, EpisodeRows
 from headrace.policies.step_policy import RecurrentStepPolicy
-from headrace.testing._learners import check_learner
+from headrace.testing.parts import check_learner
 
 LIBRARIES = library_names()
 SHORT = PPOCfg(steps=24, epochs=2, minibatches=2, hidden=(16,))

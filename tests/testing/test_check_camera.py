@@ -8,7 +8,7 @@ from pathlib import Path
 import mujoco
 import pytest
 
-import headrace.testing._camera as module
+import headrace.testing.parts as module
 from headrace.cli.main import main
 from headrace.sim import NativeCamera
 from headrace.testing import check_camera

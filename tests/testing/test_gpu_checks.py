@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.cli.main import main
-from headrace.testing import gpu
+from headrace.testing import parts as gpu
 from pretend_cuda import pretend_cuda
 
 

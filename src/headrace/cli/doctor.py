@@ -72,7 +72,7 @@ def _check_gpu(console: Console) -> int:
     if not torch.cuda.is_available():
         console.print("doctor --gpu: torch finds no CUDA device; install a build of torch with CUDA, and a driver")
         return 2
-    from headrace.testing.gpu import check_gpu
+    from headrace.testing.parts import check_gpu
 
     checks = check_gpu()
     found = [Finding(check.name, "ok" if check.ok else "broken", check.found) for check in checks]

@@ -223,14 +223,14 @@ _builtin("ant", "walking", "Ant", "AntCfg", "run forward on four legs (Gymnasium
 _builtin("cartpole", "cartpole", "Cartpole", "CartpoleCfg", "balance a frictionless pole from random starts")
 _builtin("cartpole-camera", "cartpole", "CartpoleCamera", "CartpoleCameraCfg", "cartpole seen by a camera")
 _builtin(
-    *("cartpole-camera-terms", "cartpole_terms", "TermTask", "cartpole_camera_terms"),
+    *("cartpole-camera-terms", "cartpole", "TermTask", "cartpole_camera_terms"),
     "cartpole-camera written as terms",
 )
 _builtin("cartpole-discrete", "cartpole", "CartpoleDiscrete", "CartpoleCfg", "cartpole with two actions")
-_builtin("cartpole-terms", "cartpole_terms", "TermTask", "cartpole_terms", "cartpole written as terms")
+_builtin("cartpole-terms", "cartpole", "TermTask", "cartpole_terms", "cartpole written as terms")
 _builtin("humanoid", "walking", "Humanoid", "HumanoidCfg", "walk forward on two legs (Gymnasium Humanoid-v5)")
 _builtin(
-    *("inverted-pendulum", "inverted_pendulum", "InvertedPendulum", "InvertedPendulumCfg"),
+    *("inverted-pendulum", "cartpole", "InvertedPendulum", "InvertedPendulumCfg"),
     "balance a pole on a cart (Gymnasium InvertedPendulum-v5)",
 )
 _builtin("pusher", "pusher", "Pusher", "PusherCfg", "push a cylinder to a fixed goal (Gymnasium Pusher-v5)")

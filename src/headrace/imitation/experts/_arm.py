@@ -272,7 +272,7 @@ def pusher_expert(obs: Obs) -> Tensor:
     angles, speeds = state[:, :JOINTS], state[:, JOINTS : 2 * JOINTS]
     thing, goal = state[:, 17:20], state[:, 20:23]
     pose = arm_pose(angles)
-    motion = torch.cat((_pocket_speed(pose, thing, goal), _turn(pose, thing, goal)), dim=1)
+    motion = torch.cat((_pocket_speed(pose, thing, goal), _turn_gripper(pose, thing, goal)), dim=1)
     wanted = _joint_speeds(pose, motion, angles)
     torque = angles.new_tensor(_GAIN) * (wanted - speeds) + angles.new_tensor(_DAMPING) * wanted
     return torque.clamp(-_TORQUE, _TORQUE).to(torch.float32)
@@ -302,7 +302,7 @@ def _pocket_speed(pose: ArmPose, thing: Tensor, goal: Tensor) -> Tensor:
     return speed * (_SPEED / size.clamp(min=_SPEED))
 
 
-def _turn(pose: ArmPose, thing: Tensor, goal: Tensor) -> Tensor:
+def _turn_gripper(pose: ArmPose, thing: Tensor, goal: Tensor) -> Tensor:
     """Angular velocity (n, 3), rad/s, that lays the gripper flat and turns its fingers to the goal."""
     up, ahead = pose.frame[:, :, 2], pose.frame[:, :, 0]
     vertical = torch.zeros_like(up)
