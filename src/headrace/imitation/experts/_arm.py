@@ -247,7 +247,7 @@ def _from_right(place: Tensor) -> Tensor:
 
 
 _POCKET = (0.105, 0.0, 0.0)
-_ABOVE, _LOWERED, _DOWN = -0.16, -0.215, -0.275
+_POCKET_ABOVE, _LOWERED, _DOWN = -0.16, -0.215, -0.275
 """Heights of the pocket, m: clear of the object, with the object between the fingers, half way down the object."""
 _SPEED, _PUSH = 0.7, 0.6
 """Fastest motion and that of a push, m/s."""
@@ -256,7 +256,7 @@ _REST = (0.0, 0.5, -1.45, -1.2, 0.0, -0.4, 1.45)
 _LEAN = 0.03
 _WEIGHTS = (1.0, 1.0, 1.0, 0.08, 0.08, 0.04)
 """What matters: place (x, y, z), lying flat (about x, y), heading (about z)."""
-_FASTEST = 3.0
+_POCKET_FASTEST = 3.0
 """Of a joint, rad/s."""
 _PASSES = 3
 _TORQUE = 2.0
@@ -296,7 +296,7 @@ def _pocket_speed(pose: ArmPose, thing: Tensor, goal: Tensor) -> Tensor:
     # beside the object and low: rise before moving on
     free = torch.where(fits, 1.0, 1.0 - ((-0.17 - depth) / 0.03).clamp(0.0, 0.9))
     flat = torch.where(held, lowered * push + 2.0 * to_thing, 4.0 * free * to_thing)
-    rise = 5.0 * (torch.where(held | fits, _DOWN, _ABOVE) - depth)
+    rise = 5.0 * (torch.where(held | fits, _DOWN, _POCKET_ABOVE) - depth)
     speed = torch.cat((flat, rise), dim=1)
     size = torch.linalg.vector_norm(speed, dim=1, keepdim=True)
     return speed * (_SPEED / size.clamp(min=_SPEED))
@@ -322,8 +322,8 @@ def _joint_speeds(pose: ArmPose, motion: Tensor, angles: Tensor) -> Tensor:
     weights = angles.new_tensor(_WEIGHTS)
     rows = torch.cat((pose.jacobian(pose.point(_POCKET)), pose.axes.transpose(1, 2)), dim=1) * weights[:, None]
     motion = motion * weights
-    least = (4.0 * (angles.new_tensor(LOWEST) - angles)).clamp(-_FASTEST, 0.0)
-    most = (4.0 * (angles.new_tensor(HIGHEST) - angles)).clamp(0.0, _FASTEST)
+    least = (4.0 * (angles.new_tensor(LOWEST) - angles)).clamp(-_POCKET_FASTEST, 0.0)
+    most = (4.0 * (angles.new_tensor(HIGHEST) - angles)).clamp(0.0, _POCKET_FASTEST)
     rest = angles.new_tensor(_REST) - angles
     eye = torch.eye(JOINTS, dtype=angles.dtype, device=angles.device)
     fixed = torch.zeros_like(angles, dtype=torch.bool)
