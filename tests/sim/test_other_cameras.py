@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -95,6 +96,23 @@ def test_opengl_draws_looks_and_forgets_them():
     assert np.abs(native.astype(int) - drawn).mean() < 8
     assert np.array_equal(camera.render(poses).rgb, plain)
     camera.close()
+
+
+@pytest.mark.system
+def test_opengl_takes_away_the_texture_of_a_row_without_one():
+    model: Any = mujoco.MjModel.from_xml_string(
+        """<mujoco><asset><texture name="t" type="cube" builtin="gradient" rgb1="0 0 1" rgb2="0 .2 .9" width="16"/>
+        <material name="worn" texture="t"/></asset><worldbody><geom type="box" size=".4 .4 .4" material="worn"/>
+        <camera name="c" pos="0 -2 .5" xyaxes="1 0 0 0 .25 1"/></worldbody></mujoco>"""
+    )
+    fields = {"mat_texid": np.stack([model.mat_texid, np.full_like(model.mat_texid, -1)]).astype(np.float64)}
+    poses = PoseReader(model).read(np.zeros((2, 0)), fields=fields)
+    spec = CameraSpec(name="c", width=40, height=30)
+    drawn, ours = GLCamera(model, spec).render(poses).rgb, NativeCamera(model, spec).render(poses).rgb
+    assert np.abs(drawn.astype(int) - ours).mean() < 3
+    assert np.abs(drawn[0].astype(int) - drawn[1]).mean() > 10
+    model.mat_texid[:] = -1
+    assert np.array_equal(GLCamera(model, spec).render(PoseReader(model).read(np.zeros((1, 0)))).rgb[0], drawn[1])
 
 
 def test_an_unknown_backend_is_refused():

@@ -8,11 +8,11 @@ from typing import Any
 import mujoco
 import numpy as np
 import pytest
+from picture_cases import CASES
 
 from headrace.sim import CameraSpec, NativeCamera
 from headrace.sim.camera import _scene
 from headrace.sim.camera.camera import ROW_LOOKS, PoseReader
-from picture_cases import CASES
 
 SCENE = """<mujoco><visual><headlight diffuse=".2 .2 .2" ambient=".1 .1 .1"/></visual><asset>
 <texture name="checks" type="2d" builtin="checker" width="16" height="16" rgb1=".9 .2 .1" rgb2=".1 .8 .3"/>

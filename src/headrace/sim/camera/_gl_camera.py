@@ -130,6 +130,8 @@ class GLCamera:
         looks = poses.looks or {}
         for name in ROW_LOOKS:
             getattr(model, name)[:] = looks[name][i] if name in looks else getattr(self.model, name)
+        # where a geom has no texture, the renderer takes that of the context's own table of materials
+        self._mjr.mat_texid[: model.mat_texid.size] = model.mat_texid.ravel()
         mujoco.mjv_updateScene(
             model, data, self._option, None, self._view, int(mujoco.mjtCatBit.mjCAT_ALL), self._scene
         )
