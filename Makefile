@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo --preserve-env=DEBIAN_FRONTEND)
 DEBIAN := chromium ffmpeg zsh libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6
 
-.PHONY: help demo test test-guides test-gpu test-ray test-slow test-system system-packages test-readers test-lerobot test-aloha test-openpi test-wandb test-simulators test-libero check docs wheel release bench bench-pages bench-setup format clean
+.PHONY: help demo test test-guides test-gpu test-ray test-slow test-system system-packages test-readers test-lerobot test-lerobot-newest test-aloha test-openpi test-wandb test-simulators test-libero check docs wheel release bench bench-pages bench-setup format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -59,6 +59,10 @@ test-readers: $(STAMP)  ## LeRobot, Minari, robomimic and h5py open our exports 
 test-lerobot: $(STAMP)  ## LeRobot's own classes: we play its policies (its own environment)
 	scripts/setup_lerobot.sh
 	PYTHONPATH=src .venv-lerobot/bin/python -m pytest -p no:cacheprovider -W default tests/policies/lerobot_policies_check.py
+
+test-lerobot-newest: $(STAMP)  ## The same with LeRobot's newest release (python3.12, or PYTHON312=…; its own environment)
+	scripts/setup_lerobot.sh newest
+	PYTHONPATH=src .venv-lerobot-newest/bin/python -m pytest -p no:cacheprovider -W default tests/policies/lerobot_policies_check.py
 
 test-aloha: $(STAMP)  ## The genuine gym-aloha: our ALOHA tasks are the same (its own environment: it needs MuJoCo 3)
 	scripts/setup_aloha.sh
