@@ -33,7 +33,7 @@ IN_PEERS = ("vision", "replay", "learning")
 """Benchmarks that run in the environment of the peers, which has headrace, too."""
 BENCHMARKS = (
     *("stepping", "vision", "replay", "learning", "chunking", "serving", "distributed", "bridges", "recording"),
-    *("overhead", "bridges_batched", "libraries", "aloha", "libero", "startup"),
+    *("overhead", "bridges_batched", "libraries", "aloha", "libero", "startup", "scale"),
 )
 _BAR = re.compile(r"short|holds|passed|failed|absent", re.IGNORECASE)
 _CLOSED = re.compile(r"^\W*(holds|--check passed)")
