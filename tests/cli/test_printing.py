@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.cli import records as printing
+from headrace import _progress as printing
 
 
 def test_progress_is_a_line_now_and_then_where_no_terminal_draws_a_bar(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator
@@ -213,15 +214,15 @@ def test_the_summary_of_nothing_has_dashes() -> None:
 
 
 def test_the_progress_bar_shows_rate_and_running_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.evaluation import player as progress
+    from headrace.evaluation import player
 
     shown: list[str] = []
-    monkeypatch.setattr(progress, "_REFRESH", 0.0)
+    monkeypatch.setattr(player, "_REFRESH", 0.0)
 
-    def update(bar: object, *ids: object, **fields: object) -> None:
-        shown.append(f"{fields['completed']}: {fields['description']}")
+    def show(*_: object) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext(lambda **now: shown.append(f"{now['completed']}: {now['description']}"))
 
-    monkeypatch.setattr(progress.EpisodeProgress, "update", update)
+    monkeypatch.setattr(player, "show_progress", show)
     found = _evaluated(4, progress=True)
     rate = sum(bool(episode.success) for episode in found.episodes) / EPISODES
     assert re.fullmatch(rf"20: [\d,]+ env-steps/s, {rate:.0%} success", shown[-1])

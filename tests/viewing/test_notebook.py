@@ -47,6 +47,16 @@ def test_a_picture_is_its_image_for_people() -> None:
 def test_an_evaluation_is_its_table() -> None:
     result = headrace.evaluate("cartpole", episodes=2, num_envs=2, progress=False)
     html = result._repr_html_()
-    assert html.startswith("<pre>")
+    assert html.startswith('<pre style="font-family: monospace')
     assert "success rate" in html
     assert "2 of 2 episodes" in html
+
+
+def test_a_notebook_shows_an_evaluation_once_and_its_progress_without_ipywidgets(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("headrace._progress._LINE_S", 0.0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = headrace.evaluate("cartpole", lambda obs: 0 * obs["policy"][:, :1], episodes=2, num_envs=2)
+    assert re.search(r"env-steps/s.*: \d of 2", capsys.readouterr().err)
+    assert "success rate" in result._repr_html_()
+    assert capsys.readouterr() == ("", "")

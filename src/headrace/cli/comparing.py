@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
 
+from headrace._progress import progress_bar, say
 from headrace.bench.comparing import compare, report, sweep
 from headrace.bench.comparison import CompareCfg
-from headrace.cli.records import Command, Only, Positional, keywords, progress_bar, say
+from headrace.cli.records import Command, Only, Positional, keywords
 from headrace.errors import ConfigError
 from headrace.files import write_whole
 

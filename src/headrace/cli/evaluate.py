@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from rich.console import Console
 
 from headrace._interrupts import exit_code
-from headrace.cli.records import Command, Only, Positional, say
+from headrace._progress import say
+from headrace.cli.records import Command, Only, Positional
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.envs.tasks.libero.names import SUITES
 from headrace.errors import ConfigError, HeadraceError

@@ -12,7 +12,8 @@ from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from headrace._interrupts import exit_code
-from headrace.cli.records import Command, Positional, keywords, progress, say
+from headrace._progress import progress, say
+from headrace.cli.records import Command, Positional, keywords
 from headrace.errors import ConfigError
 from headrace.imitation.imitating import imitate
 

@@ -16,7 +16,8 @@ from typing import Annotated
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from headrace.cli.records import Command, Positional, progress, say
+from headrace._progress import progress, say
+from headrace.cli.records import Command, Positional
 from headrace.envs.tasks.libero.names import SUITES, libero_names
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from rich.console import Console
 from rich.table import Table
 
+from headrace._progress import draws_bars, progress_bar, say
 from headrace.bench import SuccessRule
 from headrace.bench.benchmark import USUAL_ENVS, RunCfg
 from headrace.bench.measured.play import play
 from headrace.bench.measured.run import run, runtime, startup
 from headrace.bench.measured.train import train
-from headrace.cli.records import Command, Only, Positional, keywords, make_record, progress_bar, say, show_bundle
+from headrace.cli.records import Command, Only, Positional, keywords, make_record, show_bundle
 from headrace.envs.recipe import EnvKeywords
 from headrace.errors import ConfigError
 from headrace.learning.ranks import read_ranks
@@ -167,7 +168,7 @@ def _train(given: TrainOptions) -> int:
         def after(done: Iteration) -> None:
             nonlocal first
             first = done.number - 1 if first is None else first
-            if shown.is_terminal or shown.is_jupyter:
+            if draws_bars(shown):
                 update(done.number - first)
             elif not rank:
                 returns = (

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from headrace._interrupts import exit_code
-from headrace.cli.records import Command, Only, Positional, keywords, progress_bar, say
+from headrace._progress import progress_bar, say
+from headrace.cli.records import Command, Only, Positional, keywords
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.errors import ConfigError
 

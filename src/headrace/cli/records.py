@@ -5,8 +5,6 @@ others; one that may be None is made if one of its options is given. Fields are
 annotated where their type is not enough: ``Annotated[str, Positional("TASK")]`` is given without a name,
 ``Annotated[FilmCfg, Only("video")]`` takes some fields of a record, and ``Annotated[range, parse]`` is what ``parse``
 makes of the text. A mapping is given as ``NAME=VALUE``, repeated.
-
-And what commands print, and the bars that they draw.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import ast
 import inspect
 import sys
 import textwrap
-import time
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -39,16 +35,8 @@ from typing import (
 )
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
+from headrace._progress import say
 from headrace.envs.recipe import parse_assignments
 from headrace.errors import ConfigError, UnknownNameError
 
@@ -275,70 +263,6 @@ def make_record(record: type[T], settings: Mapping[str, object], kind: str, opti
         return record(**settings)
     except TypeError as error:
         raise ConfigError(f"{option}: {error}") from error
-
-
-_LINE_S = 10.0
-"""Seconds between lines of progress where there is no terminal."""
-
-
-def say(words: str, style: str = "", *, stderr: bool = False) -> None:
-    """Print a line as it is: no markup, no colors of its own, no breaks."""
-    Console(stderr=stderr).print(Text(words, style), soft_wrap=True)
-
-
-@contextmanager
-def progress(description: str, total: int | None, *columns: ProgressColumn) -> Generator[Callable[..., None]]:
-    """Show a bar on standard error, gone when the block ends; yields what changes it, as ``Progress.update`` does.
-
-    Where nothing can draw a bar, a line is printed every ten seconds.
-    """
-    console = Console(stderr=True)
-    words = TextColumn("{task.description}")
-    if not console.is_terminal and not console.is_jupyter:
-        yield _print_lines(description, total)
-        return
-    with Progress(
-        *(words, BarColumn(), *columns),
-        console=console,
-        transient=True,
-        refresh_per_second=2,
-    ) as bars:
-        yield partial(bars.update, bars.add_task(description, total=total))
-
-
-def _print_lines(description: str, total: int | None) -> Callable[..., None]:
-    """Return what prints a line with the state that it is given, unless it has just printed one."""
-    shown: dict[str, object] = {"description": description, "total": total}
-    due = time.monotonic() + _LINE_S
-
-    def update(**changed: object) -> None:
-        nonlocal due
-        shown.update(changed)
-        if time.monotonic() >= due and "completed" in shown:
-            due = time.monotonic() + _LINE_S
-            of = "" if shown["total"] is None else f" of {shown['total']:,}"
-            say(f"{shown['description']}: {shown['completed']:,}{of}", stderr=True)
-
-    return update
-
-
-@contextmanager
-def progress_bar(description: str, total: int | None) -> Generator[Callable[..., None]]:
-    """Show a bar for a loop; yields what to call with the number of steps done, and their total where it was not known.
-
-    It is updated and drawn twice a second, so that a loop is not slowed down.
-    """
-    with progress(description, total, MofNCompleteColumn(), TimeRemainingColumn()) as show:
-        due = 0.0
-
-        def update(done: int, total: int | None = None) -> None:
-            nonlocal due
-            now = time.perf_counter()
-            if now >= due:
-                due = now + 0.5
-                show(completed=done, total=total)
-
-        yield update
 
 
 def show_bundle(bundle: Bundle, paths: Sequence[Path]) -> None:

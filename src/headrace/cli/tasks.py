@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.records import Command, Positional, keywords, say
+from headrace._progress import say
+from headrace.cli.records import Command, Positional, keywords
 from headrace.envs.new_package import new_package
 from headrace.errors import HeadraceError
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from headrace.cli.records import Command, Positional, keywords, say
+from headrace._progress import say
+from headrace.cli.records import Command, Positional, keywords
 from headrace.envs.recipe import EnvKeywords, EnvRecipe
 from headrace.sim import load_model
 from headrace.viewing.live import view

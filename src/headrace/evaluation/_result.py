@@ -184,9 +184,11 @@ class Evaluation:
         """Return :meth:`summary` for notebooks."""
         from rich.console import Console
 
-        console = Console(record=True, file=io.StringIO(), width=100)
+        # without force_jupyter a notebook would show what is printed, too
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
         console.print(self.summary())
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        form = '<pre style="font-family: monospace; line-height: normal">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=form)
 
     def summary(self) -> Table:
         """Return the figures as a table to print; without the cost where nothing was played, as after a merge of

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from torch import nn
 
+from headrace._progress import progress as show_progress
 from headrace.envs.task import action_size
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.evaluation._journal import Header, Journal, circumstances, source_of
@@ -42,28 +42,33 @@ OnEpisodes: TypeAlias = Callable[[list[EpisodeResult]], None]
 
 
 _REFRESH = 0.2
+"""Seconds."""
 
 
-class EpisodeProgress(Progress):
+class EpisodeProgress:
     """Episodes done, env-steps per second and the running success rate, on standard error."""
 
     def __init__(self, total: int, *, shown: bool = True) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        super().__init__(*columns, console=Console(stderr=True), transient=True, disable=not shown)
-        self._bar = self.add_task("episodes", total=total)
-        self._begun = time.perf_counter()
-        self._due = 0.0
+        columns = (MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = show_progress("episodes", total, *columns) if shown else nullcontext()
+
+    def __enter__(self) -> EpisodeProgress:
+        self._update, self._begun, self._due = self._bar.__enter__(), time.perf_counter(), 0.0
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
 
     def show(self, results: Sequence[EpisodeResult], env_steps: int) -> None:
         """Show how far the loop is."""
         now = time.perf_counter()
-        if self.disable or now < self._due:
+        if self._update is None or now < self._due:
             return
         self._due = now + _REFRESH
         rate = env_steps / max(now - self._begun, 1e-9)
         known = [result.success for result in results if result.success is not None]
         success = f", {sum(known) / len(known):.0%} success" if known else ""
-        self.update(self._bar, completed=len(results), description=f"{rate:,.0f} env-steps/s{success}")
+        self._update(completed=len(results), description=f"{rate:,.0f} env-steps/s{success}")
 
 
 class Player:
