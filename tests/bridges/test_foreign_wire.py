@@ -75,7 +75,7 @@ def _connected(port: int, *, rudely: bool = False) -> Generator[tuple[socket.soc
 
 def _admitted(connection: socket.socket, stream: Any) -> bytes:
     """What makes the environments, for whoever knows the token."""
-    proof = child.proof_of(TOKEN, _read(stream)["nonce"])
+    proof = child.prove_token(TOKEN, _read(stream)["nonce"])
     return _frame({"call": "make", "kwargs": {}, "env_ids": [0, 1], "proof": proof})
 
 

@@ -12,7 +12,7 @@ import torch
 from train_play import play_bundle, played, said, trained
 
 from headrace.cli.main import main
-from headrace.policies.load_policy import _find_file, bare_name, find_policy
+from headrace.policies.load_policy import _find_file, find_policy, strip_name
 
 pytestmark = pytest.mark.usefixtures("in_its_own_folder")
 
@@ -30,7 +30,7 @@ def test_chain_takes_the_newest_run_then_the_published_one(tmp_path: Path) -> No
     assert _find_file("latest", "cartpole", "skrl", newest=False).path.parts[-3] == "run_10"
     assert _find_file("best", "cartpole", None, newest=False).path.parts[-3:] == ("run_9", "checkpoints", "best.pt")
     assert find_policy(None, "cartpole", library="headrace", newest=True).origin == "published"
-    assert bare_name("my.module:cartpole-Play") == "cartpole"
+    assert strip_name("my.module:cartpole-Play") == "cartpole"
 
 
 def test_checkpoint_is_fetched_from_a_uri(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import headrace
 from headrace import errors
 from headrace.envs.batch_env import BatchEnv
-from headrace.testing._contract import actions_of, next_actions, require_same_tensors
+from headrace.testing._contract import draw_actions, next_actions, require_same_tensors
 
 N = 4
 
@@ -28,7 +28,7 @@ def env() -> BatchEnv:
 
 
 def good(env: BatchEnv) -> torch.Tensor:
-    return actions_of(env, env.episode_ids, env.episode_steps)
+    return draw_actions(env, env.episode_ids, env.episode_steps)
 
 
 def changed(actions: torch.Tensor, row: int, value: float) -> torch.Tensor:

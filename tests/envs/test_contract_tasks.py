@@ -14,7 +14,7 @@ import headrace
 from headrace import testing
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import task_names
-from headrace.testing._contract import MakeEnv, actions_of, poison_actions, require_equal
+from headrace.testing._contract import MakeEnv, draw_actions, poison_actions, require_equal
 from headrace.testing.episodes import check_episodes_do_not_depend_on_the_batch
 
 # short enough that episodes end while somebody looks, long enough that random actions end some before
@@ -77,7 +77,7 @@ class SingleEnvs:
 
     def step(self, slot: int) -> tuple[Tensor, bool, bool, dict[str, Tensor]]:
         env = self.envs[slot]
-        step = env.step(actions_of(env, env.episode_ids, env.episode_steps))
+        step = env.step(draw_actions(env, env.episode_ids, env.episode_steps))
         last = {name: values[0] for name, values in step.obs.items()}
         self.rows[slot] = last
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
@@ -93,7 +93,7 @@ class SingleEnvs:
 def step_both(env: BatchEnv, reference: SingleEnvs, when: str) -> None:
     acting = [slot for slot in range(env.num_envs) if not reference.suspended[slot]]
     assert env.active.nonzero().squeeze(1).tolist() == acting, when
-    actions = actions_of(env, env.episode_ids, env.episode_steps)
+    actions = draw_actions(env, env.episode_ids, env.episode_steps)
     step = env.step(poison_actions(env, actions, ~env.active))
     for slot in range(env.num_envs):
         if slot not in acting:

@@ -16,7 +16,7 @@ import torch
 import headrace
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.registry import make_task, task_names
-from headrace.testing._contract import actions_of, next_actions, require_rows_equal
+from headrace.testing._contract import draw_actions, next_actions, require_rows_equal
 
 N, BAD = 5, 2
 PHYSICS_TASKS = [name for name in task_names() if "camera" not in name]
@@ -85,8 +85,8 @@ def test_the_episode_that_follows_a_divergence_is_the_one_that_would_have_follow
     obs, _ = fresh.reset(options={"episode_ids": env.episode_ids})
     for _ in range(3):
         assert torch.equal(step.obs["policy"][BAD], obs["policy"][BAD])
-        step = env.step(actions_of(env, env.episode_ids, env.episode_steps))
-        obs = fresh.step(actions_of(fresh, fresh.episode_ids, fresh.episode_steps)).obs
+        step = env.step(draw_actions(env, env.episode_ids, env.episode_steps))
+        obs = fresh.step(draw_actions(fresh, fresh.episode_ids, fresh.episode_steps)).obs
 
 
 def test_a_diverged_env_parks_where_autoreset_is_disabled() -> None:

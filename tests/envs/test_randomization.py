@@ -35,14 +35,14 @@ def with_randomization(term: Randomization) -> TermTask:
     return TermTask(dataclasses.replace(cartpole_terms(), randomization={"it": term}))
 
 
-def actions_of(episode_id: int, at: int) -> float:
+def draw_actions(episode_id: int, at: int) -> float:
     """An identifiable action for each step of each episode."""
     return ((episode_id * 37 + at * 101) % 200) / 100 - 1.0
 
 
 def acted(env: BatchEnv) -> torch.Tensor:
     pairs = zip(env.episode_ids.tolist(), env.episode_steps.tolist(), strict=True)
-    return torch.tensor([[actions_of(*pair)] for pair in pairs])
+    return torch.tensor([[draw_actions(*pair)] for pair in pairs])
 
 
 def trajectories(env: BatchEnv, episodes: int, suspend_with: float = 0.0) -> dict[int, list[torch.Tensor]]:

@@ -133,7 +133,7 @@ class Arrangement:
         self._time = time_layout(before, after, notes, accept_drift=accept_drift)
         self._outcome = outcome_layout(before, after)
         # plays of one policy each: then episodes are the units
-        plays = [{policy_of(run) for run in side if isinstance(run, PlayBundle)} for side in self._runs]
+        plays = [{identify_policy(run) for run in side if isinstance(run, PlayBundle)} for side in self._runs]
         self._by_episode = all(len(policies) == 1 for policies in plays)
 
     def of(self, metric: Metric) -> Sample:
@@ -263,7 +263,7 @@ def time_layout(before: Sequence[Bundle], after: Sequence[Bundle], notes: list[s
 def outcome_layout(before: Sequence[Bundle], after: Sequence[Bundle]) -> Layout:
     """For outcomes of runs. A run that repeats settings and seed repeats the outcome: it is no further observation."""
     if all(isinstance(run, PlayBundle) for run in (*before, *after)):
-        by_policy = [_group_by(side, policy_of) for side in (before, after)]
+        by_policy = [_group_by(side, identify_policy) for side in (before, after)]
         refused = cut_short((*before, *after))
         return Layout(unit="policy", before=by_policy[0], after=by_policy[1], pairs=None, refused=refused)
     first, second = (_group_by(side, _seed_and_settings) for side in (before, after))
@@ -288,7 +288,7 @@ def cut_short(runs: Iterable[Bundle]) -> str | None:
     return None
 
 
-def policy_of(run: Bundle) -> str:
+def identify_policy(run: Bundle) -> str:
     """Return what acted: the hash of a checkpoint, else its path or name."""
     if not isinstance(run, PlayBundle):
         return run.run.run_id

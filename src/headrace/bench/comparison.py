@@ -141,14 +141,14 @@ def _shift(sample: Sample, miss: float) -> Shift:
         return tests.rate_shift((lost, one.n), (gained, one.n), miss)
     if sample.by_episode:
         sides = (Moments(0.0, 0.0, one.n), Moments.of(sample.differences())) if sample.paired else (one, other)
-        return tests.mean_shift(*sides, miss).widen(_unseen(sample, miss))
+        return tests.mean_shift(*sides, miss).widen(_bound_unseen(sample, miss))
     paired = sample.paired
     found = tests.measure_paired_shift(sample.differences(), miss) if paired else tests.shift(*sample.on_scale(), miss)
     tied = len({*sample.before, *sample.after}) < len(sample.before) + len(sample.after)
-    return found.widen(_unseen(sample, miss)) if tied and sample.metric.role == "outcome" else found
+    return found.widen(_bound_unseen(sample, miss)) if tied and sample.metric.role == "outcome" else found
 
 
-def _unseen(sample: Sample, miss: float) -> float:
+def _bound_unseen(sample: Sample, miss: float) -> float:
     """Return by how much outcomes that so few units may never have shown could move the change.
 
     Outcomes are taken to lie within the range that was seen or, if that is larger, between zero and what was seen.

@@ -165,7 +165,7 @@ class ForeignWorker:
             )
         head = {"call": "make", "entry": source.entry, "kwargs": dict(source.kwargs), "env_ids": list(self.env_ids)}
         if isinstance(self.link, RemoteChild):
-            head["proof"] = child.proof_of(os.environ[_TOKEN], str(greeting.get("nonce")))
+            head["proof"] = child.prove_token(os.environ[_TOKEN], str(greeting.get("nonce")))
         self._send("make", head)
 
     def hello(self) -> Hello:

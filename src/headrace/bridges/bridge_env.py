@@ -124,11 +124,11 @@ class HeldRows:
             values if all_rows else values.index_select(0, rows)
             for values in (exchange.reward, exchange.terminated, exchange.truncated)
         )
-        return Results(reward, terminated, truncated, self._diverged(rows, reward))
+        return Results(reward, terminated, truncated, self._find_diverged(rows, reward))
 
     def not_finite(self, rows: Tensor) -> Tensor | None:
         """Return bool (n,): which of ``rows`` have an observation that is not finite; None if none has."""
-        return self._diverged(rows, torch.zeros((), device=self.device))
+        return self._find_diverged(rows, torch.zeros((), device=self.device))
 
     def success(self, rows: Tensor) -> Tensor:
         """int8 (n,): 1, 0, or that there is no such measure."""
@@ -168,7 +168,7 @@ class HeldRows:
         for group, held in self._held.items():
             held.copy_(obs[group].view(held.dtype))
 
-    def _diverged(self, rows: Tensor, reward: Tensor) -> Tensor | None:
+    def _find_diverged(self, rows: Tensor, reward: Tensor) -> Tensor | None:
         """Return the rows whose reward is not finite as float32; 1e60 is infinite there."""
         all_rows = rows.shape[0] == self._exchange.layout.num_envs
         floats = [
@@ -306,7 +306,7 @@ class BridgeEnv(EpisodicEnv):
     @property
     def resetting(self) -> Tensor:
         """bool (N,), a copy: who cannot act before a reset under way is done, their own or one of their process."""
-        return self._mask_of(torch.tensor(self.backend.resetting(), dtype=torch.int64, device=self.device))
+        return self._make_mask(torch.tensor(self.backend.resetting(), dtype=torch.int64, device=self.device))
 
     def begin_reset(self, options: dict[str, object] | None = None) -> None:
         """Begin new episodes in the background: other environments can be stepped meanwhile.
@@ -352,7 +352,7 @@ class BridgeEnv(EpisodicEnv):
         ids = self._active_set.ids
         actions = check_actions(actions, self._action_space, ids, self.num_envs, self.device)
         wanted = (
-            None if observe is None else self._mask_of(check_ids(observe, self.num_envs, self.device, name="observe"))
+            None if observe is None else self._make_mask(check_ids(observe, self.num_envs, self.device, name="observe"))
         )
         if ids is not None and not ids.shape[0]:
             return self._idle_step(wanted)
@@ -471,10 +471,10 @@ class BridgeEnv(EpisodicEnv):
                 self._active_set.park(ended_ids)
             elif self._wants_final_obs:
                 info["final_obs"] = obs
-                info["_final_obs"] = self._mask_of(ended_ids)
+                info["_final_obs"] = self._make_mask(ended_ids)
         if wanted is not None:
-            observed = wanted & self._mask_of(rows)
-            info["observed"] = observed if ended_ids is None else observed | self._mask_of(ended_ids)
+            observed = wanted & self._make_mask(rows)
+            info["observed"] = observed if ended_ids is None else observed | self._make_mask(ended_ids)
         return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids
 
     def _draw(self, ids: Tensor, among: Tensor | None = None) -> None:
@@ -567,6 +567,6 @@ def _picture(env_id: int, drawn: object) -> NDArray[np.uint8]:
     raise EnvError(f"environment {env_id} in render: expected a picture uint8 (H, W, 3), got {got}")
 
 
-def environment_name(env: gymnasium.Env[Any, Any]) -> str:
+def name_environment(env: gymnasium.Env[Any, Any]) -> str:
     """Return the id of an environment, or its class where it has none."""
     return type(env.unwrapped).__name__ if env.spec is None else env.spec.id

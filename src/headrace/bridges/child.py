@@ -699,7 +699,7 @@ def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, conne
             try:
                 if call == "make" and group is None:
                     if not known:
-                        _check_proof(head.get("proof"), proof_of(token, nonce))
+                        _check_proof(head.get("proof"), prove_token(token, nonce))
                         deadline.cancel()
                         known = True
                     group = make_group(entry or head["entry"], head["kwargs"], head["env_ids"], pickles=shared)
@@ -793,7 +793,7 @@ def _check_proof(given: Any, expected: str) -> None:
         raise RefusedError("token: expected the one that the child was started with, got another")
 
 
-def proof_of(token: str, nonce: str) -> str:
+def prove_token(token: str, nonce: str) -> str:
     """Return what shows that both sides know the token, without sending it."""
     return hmac.new(token.encode(), nonce.encode(), "sha256").hexdigest()
 

@@ -109,8 +109,8 @@ def _layers(env: gymnasium.Env[Any, Any]) -> list[gymnasium.Env[Any, Any]]:
 
 
 def _save_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]:
-    own = _own_method(layer, "state_dict")
-    if own is not None and _own_method(layer, "load_state_dict") is not None:
+    own = _find_own_method(layer, "state_dict")
+    if own is not None and _find_own_method(layer, "load_state_dict") is not None:
         return {"": (_OWN, pickle.dumps(own()))}
     saved: dict[str, tuple[str, bytes]] = {}
     for name, value in vars(layer).items():
@@ -127,7 +127,7 @@ def _save_layer(layer: gymnasium.Env[Any, Any]) -> dict[str, tuple[str, bytes]]:
 
 def _restore_layer(layer: gymnasium.Env[Any, Any], saved: Mapping[str, tuple[str, bytes]]) -> None:
     if "" in saved:
-        load = cast("Callable[[object], None]", _own_method(layer, "load_state_dict"))
+        load = cast("Callable[[object], None]", _find_own_method(layer, "load_state_dict"))
         load(pickle.loads(saved[""][1]))
         return
     models = {name: value for name, value in vars(layer).items() if _is_mujoco(value, "MjModel")}
@@ -150,7 +150,7 @@ def _is_fixed(name: str, value: object) -> bool:
     return name in _STRUCTURE or renderer or isinstance(value, _FIXED_TYPES)
 
 
-def _own_method(layer: gymnasium.Env[Any, Any], name: str) -> Callable[..., object] | None:
+def _find_own_method(layer: gymnasium.Env[Any, Any], name: str) -> Callable[..., object] | None:
     # of its own class: a wrapper must not answer for what it wraps
     return getattr(layer, name) if callable(getattr(type(layer), name, None)) else None
 

@@ -14,7 +14,7 @@ from headrace._named import import_module
 from headrace.bridges._batched import RowBackend, RowSimulator
 from headrace.bridges._exchange import Exchange, exchange_layout
 from headrace.bridges._workers import ForeignSource, Hello, foreign_backend, process_backend
-from headrace.bridges.bridge_env import BridgeEnv, environment_name
+from headrace.bridges.bridge_env import BridgeEnv, name_environment
 from headrace.bridges.executors import (
     AnyEnv,
     Backend,
@@ -88,7 +88,7 @@ def bridge(
                 "rows itself; leave them out"
             )
         rows, name = RowBackend(cast("RowSimulator", source)), getattr(source, "name", None) or type(source).__name__
-        return _own_backend(rows, rows, name, "rgb_array" if hasattr(source, "render") else None, **episodes)
+        return _wrap_backend(rows, rows, name, "rgb_array" if hasattr(source, "render") else None, **episodes)
     named = isinstance(source, str)
     if source is None:
         raise ConfigError("bridge: expected a source, or python= and entry= of another interpreter, got neither")
@@ -105,10 +105,10 @@ def bridge(
     count = min(len(factories), available_cores() if workers is None else workers)
     if executor == "processes":
         backend, hello = process_backend(factories, count, timeout)
-        env = _own_backend(backend, hello, hello.name, hello.render_mode, **episodes)
+        env = _wrap_backend(backend, hello, hello.name, hello.render_mode, **episodes)
     else:
         backend, one = _bridge_here(factories, None if executor == "inline" else count, source, env_kwargs)
-        env = _own_backend(backend, one, environment_name(one), one.render_mode, **episodes)
+        env = _wrap_backend(backend, one, name_environment(one), one.render_mode, **episodes)
     if named:
         env.recipe = EnvRecipe(
             f"{GYMNASIUM}{source}",
@@ -160,7 +160,7 @@ def _foreign_bridge(
     if workers is not None:
         check_count("workers", workers)
     backend, hello = foreign_backend(source, num_envs, available_cores() if workers is None else workers)
-    env = _own_backend(backend, hello, hello.name, hello.render_mode, **episodes)
+    env = _wrap_backend(backend, hello, hello.name, hello.render_mode, **episodes)
     env.recipe = EnvRecipe(
         ",".join(source.addresses) or f"{ENTRY}{source.entry}",
         python=source.python,
@@ -173,7 +173,7 @@ def _foreign_bridge(
     return env
 
 
-def _own_backend(
+def _wrap_backend(
     backend: Backend,
     said: Hello | AnyEnv | RowBackend,
     name: str,

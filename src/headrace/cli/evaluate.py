@@ -165,7 +165,7 @@ def _evaluate(given: EvaluateOptions) -> int:
         Console().print(found.table())
         return 1 if found.refused else 0
     if given.against is not None or given.against_instruction is not None:
-        return _paired(given, recipe, settings)
+        return _evaluate_paired(given, recipe, settings)
     if given.film == "flips":
         raise ConfigError("--film flips: expected another policy to compare with (--against)")
     shown: list[Evaluation] = []
@@ -199,7 +199,7 @@ def _evaluate(given: EvaluateOptions) -> int:
     return _exit_code(found.interrupt, found.unfinished)
 
 
-def _paired(given: EvaluateOptions, recipe: EnvRecipe, settings: dict[str, Any]) -> int:
+def _evaluate_paired(given: EvaluateOptions, recipe: EnvRecipe, settings: dict[str, Any]) -> int:
     from headrace.evaluation.paired import evaluate_paired
 
     for option in ("journal", "workers", "output", "video", "record"):

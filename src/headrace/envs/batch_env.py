@@ -319,7 +319,7 @@ class BatchEnv(EpisodicEnv):
                 self._active_set.park(host_ids)
             elif self._wants_final_obs:
                 info["final_obs"] = self._held.last(ended_ids)
-                info["_final_obs"] = self._mask_of(ended_ids)
+                info["_final_obs"] = self._make_mask(ended_ids)
         return Step(obs, outcome.reward, outcome.terminated, outcome.truncated, info), ended_ids, host_ids
 
     def _explain(self, ids: Tensor) -> None:
@@ -333,8 +333,8 @@ class BatchEnv(EpisodicEnv):
         """Return bool (N,), fresh: active and wanted, or at the end of an episode."""
         if self._needs("frames"):
             wanted = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        read = wanted.clone() if ids is None else wanted & self._mask_of(ids)
-        return read if ended_ids is None else read | self._mask_of(ended_ids)
+        read = wanted.clone() if ids is None else wanted & self._make_mask(ids)
+        return read if ended_ids is None else read | self._make_mask(ended_ids)
 
     def _draw(self, read: Tensor | None, ended: Tensor) -> None:
         """Render the rows that will be read; a last observation only if final observations are wanted.

@@ -310,7 +310,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         info: StepInfo = {} if wanted is None else {"observed": none.clone()}
         return Step(self._shown(), reward, none, none.clone(), info)
 
-    def _mask_of(self, ids: Tensor) -> Tensor:
+    def _make_mask(self, ids: Tensor) -> Tensor:
         mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         if self.device.type == "cpu":
             mask.numpy()[ids.numpy()] = True  # a third of the time of torch's own

@@ -179,7 +179,7 @@ def _of_right_kind(actions: Tensor, space: spaces.Space[object], num_envs: int, 
     return actions
 
 
-def action_size(space: spaces.Space[Any]) -> int:
+def count_actions(space: spaces.Space[Any]) -> int:
     """Return numbers of one action: A of a Box (A,), 1 for a choice."""
     if isinstance(space, spaces.Discrete):
         return 1

@@ -109,14 +109,14 @@ class Journal:
                 truncate(path, before.size)
             lines: list[dict[str, Any]] = []
             if more := set(plan) - before.plan:
-                lines.append({"plan": ranges_of(more)})
+                lines.append({"plan": join_ranges(more)})
             if _changes(header, before.header):
                 lines.append({"circumstances": header.circumstances})
             if lines:
                 self._append(*lines)
         else:
             truncate(path, 0)
-            self._append({"format": FORMAT, **asdict(header), "plan": ranges_of(plan)})
+            self._append({"format": FORMAT, **asdict(header), "plan": join_ranges(plan)})
             sync(path.absolute().parent)
 
     def add(self, rows: Sequence[EpisodeResult], others: Iterable[dict[str, Any]] = ()) -> None:
@@ -207,7 +207,7 @@ class SyncedFile:
                 self._thread.start()
             while self._error is None and (age := time.monotonic() - self._oldest) > WITHIN_S:
                 if age > WITHIN_S + STALL_S:
-                    raise self._stalled()
+                    raise self._make_stall_error()
                 self._changed.wait(WITHIN_S + STALL_S - age + 0.001)
             self._check()
 
@@ -229,13 +229,13 @@ class SyncedFile:
         if self._thread is not None and self._thread.is_alive():
             # the thread still syncs the handle, which therefore stays open
             if not self._gave_up:
-                raise self._stalled()
+                raise self._make_stall_error()
             return
         os.close(handle)
         if not self._told:
             self._check()
 
-    def _stalled(self) -> StorageError:
+    def _make_stall_error(self) -> StorageError:
         self._gave_up = True
         return StorageError(
             f"{self._path}: the disk took nothing for {STALL_S:g} s; what was written since may not be on disk. "
@@ -377,7 +377,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def source_of(env: object) -> dict[str, Any]:
+def describe_source(env: object) -> dict[str, Any]:
     """Return what is evaluated on: what the recipe says of an episode, or the name of what was made by hand."""
     recipe: Any = getattr(env, "recipe", None)
     if recipe is not None:
@@ -411,16 +411,16 @@ def read_journal(path: Path) -> JournalContent:
         first, *others = [json.loads(line) for line in whole.splitlines()]
         if first.get("format") != FORMAT:
             raise DataError(f"{path}: expected a journal of format {FORMAT!r}, got {first.get('format')!r}")
-        header = header_from(first, str(path))
+        header = parse_header(first, str(path))
         plans = [first.get("plan"), *[line["plan"] for line in others if "plan" in line]]
-        noted = [header_from({**first, **line}, str(path)) for line in others if "circumstances" in line]
-        rows = [row_from(line, str(path)) for line in others if not line.keys() & {"plan", "circumstances"}]
+        noted = [parse_header({**first, **line}, str(path)) for line in others if "circumstances" in line]
+        rows = [parse_row(line, str(path)) for line in others if not line.keys() & {"plan", "circumstances"}]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not the journal of an evaluation, or damaged: {error}") from error
     if noted:
         every = [header.circumstances, *[found.circumstances for found in noted]]
         header = Header(identity=header.identity, circumstances=common_values(every))
-    return JournalContent(header, set[int]().union(*[ids_of(plan, str(path)) for plan in plans]), rows, len(whole))
+    return JournalContent(header, set[int]().union(*[read_ranges(plan, str(path)) for plan in plans]), rows, len(whole))
 
 
 def read_header(path: Path) -> Header | None:
@@ -428,22 +428,22 @@ def read_header(path: Path) -> Header | None:
     return None if not path.exists() or _torn_header(path) else read_journal(path).header
 
 
-def header_from(data: dict[str, Any], name: str) -> Header:
+def parse_header(data: dict[str, Any], name: str) -> Header:
     """Return the header in a JSON object."""
     return read_record(Header, {key: data.get(key) for key in ("identity", "circumstances")}, name, strict=True)
 
 
-def row_from(data: object, name: str) -> EpisodeResult:
+def parse_row(data: object, name: str) -> EpisodeResult:
     """Return a row from its JSON form; DataError, with ``name``, for anything else."""
     return read_record(EpisodeResult, data, f"{name}: episode", strict=True)
 
 
 def row_to_json(row: EpisodeResult) -> dict[str, Any]:
-    """Return what :func:`row_from` reads."""
+    """Return what :func:`parse_row` reads."""
     return {name: getattr(row, name) for name in _COLUMNS}
 
 
-def ranges_of(ids: Iterable[int]) -> list[list[int]]:
+def join_ranges(ids: Iterable[int]) -> list[list[int]]:
     """Ids as ``[first, end)`` pairs in order: how files hold a plan."""
     found: list[list[int]] = []
     for episode in sorted(set(ids)):
@@ -454,8 +454,8 @@ def ranges_of(ids: Iterable[int]) -> list[list[int]]:
     return found
 
 
-def ids_of(ranges: object, name: str) -> set[int]:
-    """Return the ids of what :func:`ranges_of` gave; DataError, with ``name``, for anything else."""
+def read_ranges(ranges: object, name: str) -> set[int]:
+    """Return the ids of what :func:`join_ranges` gave; DataError, with ``name``, for anything else."""
     found: set[int] = set()
     for pair in cast("list[object]", ranges) if isinstance(ranges, list) else [ranges]:
         ends = cast("list[object]", pair) if isinstance(pair, list) else []

@@ -217,14 +217,14 @@ class Evaluation:
                 batches += f"; verified: {known:,} rows" if known else "; not verified"
         for name, value in (
             ("batches", batches),
-            ("success rate", percent_text(self.success_rate)),
-            ("mean reward", number_text(self.mean_reward)),
-            ("interquartile mean reward", number_text(self.iqm_reward)),
+            ("success rate", format_percent(self.success_rate)),
+            ("mean reward", format_number(self.mean_reward)),
+            ("interquartile mean reward", format_number(self.iqm_reward)),
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
         ):
             table.add_row(name, value)
         for text, told in self.by_instruction().items():
-            figure = number_text(told.mean_reward) if told.success_rate is None else percent_text(told.success_rate)
+            figure = format_number(told.mean_reward) if told.success_rate is None else format_percent(told.success_rate)
             table.add_row(f"  {escape(text or '(none)')}", f"{figure}, {len(told.episodes):,} episodes")
         if not counters.batch_steps:
             return table
@@ -256,11 +256,11 @@ class Evaluation:
         return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
 
 
-def percent_text(interval: Interval | None) -> str:
+def format_percent(interval: Interval | None) -> str:
     """Return a rate with its interval in words."""
     return "–" if interval is None else f"{interval.value:.1%}  [{interval.low:.1%}, {interval.high:.1%}]"
 
 
-def number_text(interval: Interval | None) -> str:
+def format_number(interval: Interval | None) -> str:
     """Return a number with its interval in words."""
     return "–" if interval is None else f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"

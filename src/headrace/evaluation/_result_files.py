@@ -14,11 +14,11 @@ from headrace.evaluation._journal import (
     Header,
     check_same,
     common_values,
-    header_from,
-    ids_of,
-    ranges_of,
+    join_ranges,
+    parse_header,
+    parse_row,
     read_journal,
-    row_from,
+    read_ranges,
     row_to_json,
 )
 from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
@@ -37,7 +37,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         "format": _FORMAT,
         "identity": evaluation.identity,
         "circumstances": evaluation.circumstances,
-        "plan": ranges_of(evaluation.plan),
+        "plan": join_ranges(evaluation.plan),
         "status": evaluation.status,
         "strict_size": evaluation.strict_size,
         "fidelity": evaluation.fidelity,
@@ -79,7 +79,7 @@ def merge(parts: Sequence[tuple[str, Evaluation]]) -> Evaluation:
     for (name, _), header in zip(parts[1:], headers[1:], strict=True):
         check_same(headers[0], header, name)
     first = parts[0][1]
-    episodes = unique_rows((name, row) for name, part in parts for row in part.episodes)
+    episodes = join_rows_once((name, row) for name, part in parts for row in part.episodes)
     plan = tuple(sorted(set[int]().union(*[part.plan for _, part in parts])))
     status: Literal["completed", "interrupted", "failed"] = "completed"
     if len(episodes) < len(plan):
@@ -97,7 +97,7 @@ def merge(parts: Sequence[tuple[str, Evaluation]]) -> Evaluation:
     )
 
 
-def unique_rows(rows: Iterable[tuple[str, EpisodeResult]]) -> list[EpisodeResult]:
+def join_rows_once(rows: Iterable[tuple[str, EpisodeResult]]) -> list[EpisodeResult]:
     """Each id once, in order; rows of an id that differ are refused. Each comes with the name of its source."""
     found: dict[int, EpisodeResult] = {}
     for name, row in rows:
@@ -147,7 +147,7 @@ def _is_journal(path: Path) -> bool:
 
 def _of_journal(path: Path) -> Evaluation:
     content = read_journal(path)
-    rows = unique_rows((str(path), row) for row in content.rows)
+    rows = join_rows_once((str(path), row) for row in content.rows)
     identity = content.header.identity
     return _check_rows(
         Evaluation(
@@ -169,7 +169,7 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
         raise DataError(
             f"{name}: expected a saved evaluation ({_FORMAT!r}) or a journal ({JOURNAL!r}), got {data.get('format')!r}"
         )
-    header = None if data.get("identity") is None else header_from(data, name)
+    header = None if data.get("identity") is None else parse_header(data, name)
     rows: object = data.get("episodes")
     if data.get("status") not in _STATUSES or not isinstance(rows, list):
         raise DataError(f"{name}: expected a status of {_STATUSES} and a list of episodes; the file is damaged")
@@ -177,8 +177,8 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
         counters = Counters(**{key: count for key, count in data["counters"].items() if key != "held_steps"})  # of 0.2
         return _check_rows(
             Evaluation(
-                episodes=unique_rows((name, row_from(row, name)) for row in cast("list[object]", rows)),
-                plan=tuple(sorted(ids_of(data.get("plan"), name))),
+                episodes=join_rows_once((name, parse_row(row, name)) for row in cast("list[object]", rows)),
+                plan=tuple(sorted(read_ranges(data.get("plan"), name))),
                 status=data["status"],
                 counters=counters,
                 strict_size=data["strict_size"],

@@ -81,14 +81,14 @@ def evaluate(
 
     from headrace.evaluation.player import check_engine, check_seed, open_player, play_plan
     from headrace.evaluation.scheduling import EpisodePlan
-    from headrace.policies.load_policy import find_policy, task_of
+    from headrace.policies.load_policy import find_policy, find_task
 
     check_seed(0 if seed is None else seed)
     recipe = _recipe(env, num_envs=num_envs, seed=seed, overrides=overrides)
     made = None if recipe is not None else cast("AnyEnv", env)
     # workers load what module:name names on their own
     later = workers is not None and isinstance(policy, str) and ":" in policy and not Path(policy).exists()
-    found = None if later else find_policy(policy, task_of(recipe or made))
+    found = None if later else find_policy(policy, find_task(recipe or made))
     if found is not None:
         check_engine(found, play)
         if recipe is not None:  # with the settings that it was trained with
@@ -176,10 +176,10 @@ def preflight(env: str | EnvRecipe | AnyEnv, policy: PolicySource = None, *, pla
         A line per input, for the action and for the chunk; :meth:`Preflight.check` raises what an evaluation would.
     """
     from headrace.evaluation.player import open_player
-    from headrace.policies.load_policy import find_policy, task_of
+    from headrace.policies.load_policy import find_policy, find_task
 
     recipe = EnvRecipe.of(env) if isinstance(env, (str, EnvRecipe)) else None
-    found = find_policy(policy, task_of(recipe or cast("AnyEnv", env)))
+    found = find_policy(policy, find_task(recipe or cast("AnyEnv", env)))
     with ExitStack() as stack:
         made = cast("AnyEnv", env)
         if recipe is not None:  # with the settings that the policy was trained with
@@ -261,7 +261,7 @@ def film_again(
     filming: FilmCfg, recipe: EnvRecipe, policy: PolicySource | FoundPolicy, play: PlayCfg, found: Evaluation
 ) -> None:
     """Play the selected episodes once more, filmed; their rows must be those of the table."""
-    from headrace.evaluation._result_files import unique_rows
+    from headrace.evaluation._result_files import join_rows_once
     from headrace.evaluation.player import open_player
 
     rows = [row for row in found.episodes if filming.selects(row.episode_id, row.success)]
@@ -275,4 +275,4 @@ def film_again(
                 again = player.play([row.episode_id])
             if again.interrupt is not None:
                 raise again.interrupt
-            unique_rows([("the table", row), (str(path), again.episodes[0])])
+            join_rows_once([("the table", row), (str(path), again.episodes[0])])

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError
-from headrace.evaluation._result import EpisodeResult, Evaluation, number_text, percent_text
+from headrace.evaluation._result import EpisodeResult, Evaluation, format_number, format_percent
 from headrace.evaluation._result_files import total_counters
 from headrace.evaluation.cfg import PlayCfg
 from headrace.evaluation.evaluating import NUM_ENVS, film_again
@@ -94,8 +94,8 @@ class PairedEvaluation:
         for name in ("", *ARMS, "difference"):
             table.add_column(name, justify="left" if not name else "right")
         rates, rewards = ([getattr(arm, name) for arm in (self.policy, self.against)] for name in _FIGURES)
-        table.add_row("success rate", *map(percent_text, (*rates, self.success_difference)))
-        table.add_row("mean reward", *map(number_text, (*rewards, self.reward_difference)))
+        table.add_row("success rate", *map(format_percent, (*rates, self.success_difference)))
+        table.add_row("mean reward", *map(format_number, (*rewards, self.reward_difference)))
         wins = sum(row.success is True for row, _ in flipped)
         table.add_row("episodes that flipped", str(wins), str(len(flipped) - wins), _ids(flipped))
         gains = [row.reward - other.reward for row, other in pairs]

@@ -15,9 +15,9 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from torch import nn
 
 from headrace._progress import progress as show_progress
-from headrace.envs.task import action_size
+from headrace.envs.task import count_actions
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
-from headrace.evaluation._journal import Header, Journal, circumstances, source_of
+from headrace.evaluation._journal import Header, Journal, circumstances, describe_source
 from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
 from headrace.evaluation.loop import BackgroundResets, ChunkLoop, OnStep
 from headrace.evaluation.scheduling import ChunkLengths, EndlessPlan, EpisodePlan, make_admission
@@ -26,7 +26,7 @@ from headrace.policies.batching import Batching, choose_batching
 from headrace.policies.engines import EnginePolicy, InlineEngine, ThreadEngine, make_engine
 from headrace.policies.foreign import ForeignEngine, ForeignPolicy, ProcessEngine
 from headrace.policies.identity import policy_hash
-from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, task_of
+from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, find_task
 from headrace.policies.preflight import PreflightRow, compare_features
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.policies.serving.remote_cfg import RemoteCfg
@@ -103,7 +103,7 @@ class Player:
                 "Pass batching='fast': the rows are then a sample of episodes, numbered in order, that no other run "
                 "repeats"
             )
-        self._policy = as_chunk_policy(policy, horizon=cfg.horizon, action_dim=action_size(env.single_action_space))
+        self._policy = as_chunk_policy(policy, horizon=cfg.horizon, action_dim=count_actions(env.single_action_space))
         self._lengths = _lengths(cfg, self._policy.horizon)
         self._own_engine, self._places = isinstance(cfg.engine, str), None
         if isinstance(cfg.engine, str):
@@ -137,7 +137,7 @@ class Player:
                 )
             policy_id = policy_hash(self._policy)
         identity = (
-            source_of(self._env)
+            describe_source(self._env)
             | ({} if cfg.instruction is None else {"instruction": cfg.instruction})
             | {
                 "seed": self._seed,
@@ -316,7 +316,7 @@ def _nothing_played(header: Header) -> Evaluation:
 @contextmanager
 def open_player(env: AnyEnv, policy: PolicySource | FoundPolicy, cfg: PlayCfg, seed: int) -> Generator[Player]:
     """Load the policy, connect to its server where it has one, and close everything at the end of the block."""
-    found = policy if isinstance(policy, FoundPolicy) else find_policy(policy, task_of(env))
+    found = policy if isinstance(policy, FoundPolicy) else find_policy(policy, find_task(env))
     check_engine(found, cfg)
     with ExitStack() as stack:
         stack.enter_context(_restore_modes(found.source))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import headrace.bridges
 from headrace.envs.recipe import EnvRecipe, check_count
 from headrace.errors import ConfigError, DataError, UnknownNameError
-from headrace.evaluation._result import EpisodeResult, Evaluation, number_text, percent_text
+from headrace.evaluation._result import EpisodeResult, Evaluation, format_number, format_percent
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.evaluation.evaluating import NUM_ENVS, evaluate
 from headrace.files import check_new, read_text
@@ -244,7 +244,7 @@ def _task(path: Path, row: dict[str, Any]) -> SuiteTask:
 def _figures(found: Evaluation) -> tuple[str, str, str, str]:
     length = "–" if found.mean_length is None else f"{found.mean_length:.1f}"
     count = f"{len(found.episodes)}" + (f" of {found.planned}" if found.unfinished else "")
-    return count, percent_text(found.success_rate), number_text(found.mean_reward), length
+    return count, format_percent(found.success_rate), format_number(found.mean_reward), length
 
 
 def benchmark_suite(name: str, trials: int = 50, pixels: int | None = None) -> tuple[SuiteTask, ...]:

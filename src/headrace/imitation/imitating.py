@@ -259,7 +259,7 @@ def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
     """Refuse an environment whose observations or actions are not those that were recorded."""
     from gymnasium import spaces
 
-    from headrace.envs.task import action_size
+    from headrace.envs.task import count_actions
     from headrace.learning.actor_critic import channels_first
 
     groups = cast("spaces.Dict", env.single_observation_space)
@@ -280,7 +280,7 @@ def _check_fits(env: AnyEnv, cfg: ActCfg) -> None:
         if len(there[name]) != 3 or channels_first(there[name]) != channels_first(shape):
             raise ConfigError(f"dataset: images {name!r} are {shape}, those of the environment {there[name]}; {hint}")
     space = env.single_action_space
-    if not isinstance(space, spaces.Box) or action_size(space) != cfg.action_dim:
+    if not isinstance(space, spaces.Box) or count_actions(space) != cfg.action_dim:
         raise ConfigError(f"dataset: its actions have {cfg.action_dim} numbers, the environment takes {space}; {hint}")
 
 

@@ -100,7 +100,7 @@ def sum_steps(rollout: Trace, *, gamma: float | Tensor, n: int, differentiable: 
         reward, (steps, envs) = rollout.reward, rollout.reward.shape
         one_step = returns = reward + gamma * rollout.next_value
         if n > 1 and steps > 1:
-            place = following_rows(steps, envs, rollout.active, reward.device)
+            place = find_following_rows(steps, envs, rollout.active, reward.device)
             stops = rollout.terminated | rollout.truncated | (place >= steps * envs)
             for _ in range(min(n, steps) - 1):
                 after = torch.cat((returns.flatten(), reward.new_zeros(envs)))[place]
@@ -108,7 +108,7 @@ def sum_steps(rollout: Trace, *, gamma: float | Tensor, n: int, differentiable: 
         return (returns - rollout.value).masked_fill(~active, 0), returns.masked_fill(~active, 0)
 
 
-def following_rows(steps: int, envs: int, active: Tensor | None, device: torch.device) -> Tensor:
+def find_following_rows(steps: int, envs: int, active: Tensor | None, device: torch.device) -> Tensor:
     """For each step, the row of the observation that follows it: (T, N) indices into T·N + N rows."""
     rows = torch.arange((steps + 1) * envs, device=device).view(steps + 1, envs)
     if active is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import ConfigError, DataError, DtypeError, IdError, ShapeError
-from headrace.learning._returns import following_rows
+from headrace.learning._returns import find_following_rows
 from headrace.types import Obs
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def rollout_values(
     beyond = _evaluate(network, extra, envs + (0 if places is None else len(places)), chunk_size)
     value = now.view(steps, envs)
     table = torch.cat((now, beyond))
-    following = following_rows(steps, envs, active, now.device)
+    following = find_following_rows(steps, envs, active, now.device)
     if places is not None:
         following = following.flatten().index_copy(
             0, places, torch.arange(len(places), device=now.device) + (steps + 1) * envs

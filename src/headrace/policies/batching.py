@@ -48,7 +48,7 @@ from headrace.policies.protocol import (
     RemembersEpisodes,
     check_chunk,
     has_memory,
-    named,
+    name_rows,
     one_row,
     unwrap_policy,
 )
@@ -377,7 +377,7 @@ class Asker:
         if before is not None and (moved := _find_moved(before)) and self._draws(obs, context, answer):
             raise PolicyError(
                 f"policy: expected answers that are functions of their rows, got one that draws from {moved}'s global "
-                f"random generator, for {named(context)}: strict batches promise equal tables for any number of "
+                f"random generator, for {name_rows(context)}: strict batches promise equal tables for any number of "
                 "environments. Take noise from context.noise(), which is keyed by episode and chunk, or pass "
                 "batching='fast'"
             )
@@ -440,7 +440,7 @@ def _compare(given: Tensor, again: Tensor, context: ChunkContext, how: str) -> N
     row = context.rows(differs[:1].to(context.env_ids.device))
     largest = float((given - again).abs().max())
     raise PolicyError(
-        f"policy: expected answers that are functions of their rows, got another one for {named(row)}, chunk "
+        f"policy: expected answers that are functions of their rows, got another one for {name_rows(row)}, chunk "
         f"{int(row.chunk_index[0])}, when it was answered again {how}: actions differ by up to {largest:.3g}. The "
         "policy keeps something between calls (declare it with begin(rows) and end(rows)), draws random numbers, or "
         "mixes rows of a batch; if it only rounds otherwise, pass Batching(size=1) (--batch-size 1), or "

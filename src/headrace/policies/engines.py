@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace import _device
 from headrace.errors import ConfigError, LifecycleError, PolicyError, UnknownNameError
 from headrace.policies.batching import Answer, Asker, Batching
-from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, named
+from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, name_rows
 from headrace.types import Obs
 
 _LONGEST_S = 1e9
@@ -143,7 +143,7 @@ def answer_request(ask: Callable[..., Answer], request: Request) -> Reply:
 
 
 def _blame(context: ChunkContext, error: BaseException) -> PolicyError:
-    return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {named(context)}")
+    return PolicyError(f"policy raised {type(error).__name__}: {error}; it was asked for {name_rows(context)}")
 
 
 class OneRequest(ABC):
@@ -192,7 +192,7 @@ class OneRequest(ABC):
             self._abandon()
             raise PolicyError(
                 f"policy: expected an answer within {self._timeout:g} s, got none; it was asked for "
-                f"{named(request.context)}. The first call of a model that compiles takes long: call it once before, "
+                f"{name_rows(request.context)}. The first call of a model that compiles takes long: call it once before, "
                 "or allow for more with timeout="
             )
         return None

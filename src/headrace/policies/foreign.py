@@ -26,7 +26,7 @@ from headrace.policies.batching import COUNTS, Answer, Asker, Batching, choose_b
 from headrace.policies.engines import EnginePolicy, OneRequest, RememberingEnginePolicy, Reply, Request, answer_request
 from headrace.policies.identity import policy_hash
 from headrace.policies.observation_map import ObservationMap, map_policy, to_array
-from headrace.policies.preflight import FeatureSpec, features_of
+from headrace.policies.preflight import FeatureSpec, read_features
 from headrace.policies.protocol import (
     TENSOR_FIELDS,
     ChunkContext,
@@ -34,7 +34,7 @@ from headrace.policies.protocol import (
     EpisodeRows,
     as_chunk_policy,
     has_memory,
-    named,
+    name_rows,
 )
 from headrace.types import Obs
 
@@ -103,7 +103,7 @@ class ChildEngine(OneRequest):
             self._child.channel.send(head, body, timeout=self._timeout or _ANY_S)
         except (OSError, EOFError) as error:
             self._request = None
-            raise self._make_lost_error(f"was asked for {named(request.context)}", error) from error
+            raise self._make_lost_error(f"was asked for {name_rows(request.context)}", error) from error
 
     def _wait(self, seconds: float | None) -> bool:
         poll = select.poll()
@@ -112,7 +112,7 @@ class ChildEngine(OneRequest):
 
     def _fetch(self) -> Reply:
         request, self._request = cast("Request", self._request), None
-        head, body = self._receive(f"was asked for {named(request.context)}", self._timeout or _ANY_S)
+        head, body = self._receive(f"was asked for {name_rows(request.context)}", self._timeout or _ANY_S)
         actions = read_tensors(head["arrays"], body)["actions"]
         return Reply(request=request, answer=Answer(actions=actions, **head["counts"]), seconds=head["seconds"])
 
@@ -249,7 +249,7 @@ class PolicyHost:
         except ConfigError:
             known = ""
         sizes = {name: getattr(policy, name) for name in ("horizon", "action_dim", "obs_steps")}
-        features = {key: spec.to_json() for key, spec in features_of(policy).items()}
+        features = {key: spec.to_json() for key, spec in read_features(policy).items()}
         return {"sizes": sizes, "memory": has_memory(policy), "hash": known, "features": features}
 
     def answer(self, head: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:

@@ -24,7 +24,7 @@ from headrace._named import load_made
 from headrace._published import find_published_file, read_published
 from headrace.envs.recipe import EnvRecipe
 from headrace.envs.registry import make_task
-from headrace.envs.task import action_size
+from headrace.envs.task import count_actions
 from headrace.envs.tasks.pusher import INSTRUCTIONS, PusherWordsCfg, goal_offsets
 from headrace.errors import ConfigError, DataError, UnknownNameError, require_extra
 from headrace.files import hide_secrets, write_whole
@@ -135,7 +135,7 @@ def load_policy(
     """
     from headrace.libraries.training import library_run
 
-    found = find_policy(source, task_of(env), library=library, trust=trust)
+    found = find_policy(source, find_task(env), library=library, trust=trust)
     with library_run(seed=None if env is None else env.seed) if found.kind == "library" else nullcontext():
         return build_policy(
             found, env, horizon=horizon, mapping=mapping, deterministic=deterministic, trust=trust, device=device
@@ -200,7 +200,7 @@ def build_policy(
     device: str = "cpu",
 ) -> ChunkPolicy:
     """Load what :func:`find_policy` found; the checkpoint of a training within ``library_run``."""
-    size = None if env is None or isinstance(env, EnvRecipe) else action_size(env.single_action_space)
+    size = None if env is None or isinstance(env, EnvRecipe) else count_actions(env.single_action_space)
     if found.kind == "remote":
         return _connect(cast("RemoteCfg", found.source), env, size, horizon, mapping)
     if found.kind == "foreign":
@@ -234,12 +234,12 @@ def list_shipped_policies() -> dict[str, dict[str, object]]:
     return {str(entry["task"]): {"name": name, **entry} for name, entry in entries if entry["library"] == SHIPPED}
 
 
-def bare_name(task: str) -> str:
+def strip_name(task: str) -> str:
     """Return the name that published checkpoints have: without a module or namespace before it, or ``-Play`` behind."""
     return re.split(r"[:/]", task)[-1].removesuffix("-Play")
 
 
-def task_of(env: AnyEnv | EnvRecipe | None) -> str | None:
+def find_task(env: AnyEnv | EnvRecipe | None) -> str | None:
     """Return the name of the task of an environment that was made from a name or recipe."""
     recipe = env if isinstance(env, EnvRecipe) else cast("EnvRecipe | None", getattr(env, "recipe", None))
     return None if recipe is None else recipe.source
@@ -322,7 +322,7 @@ def _inspect(found: FoundPolicy, task: str | None, library: str | None, *, trust
     content = read_weights(path, trust=trust, mapped=True) if kind == "chunk" or own == "headrace" else {}
     said = meta.task if meta is not None else cast("str | None", content.get("task"))
     overrides = dict(content.get("overrides") or {} if meta is None else meta.overrides)
-    same = said is None or task is None or bare_name(said) == bare_name(task)
+    same = said is None or task is None or strip_name(said) == strip_name(task)
     if not same and (kind != "chunk" or not any_task):
         raise ConfigError(f"{path}: expected a checkpoint of task {task!r}, got one of {said!r}; play that task")
     return replace(found, kind=kind, library=own, meta=meta, overrides=overrides if same else {})
@@ -330,7 +330,7 @@ def _inspect(found: FoundPolicy, task: str | None, library: str | None, *, trust
 
 def _find_published(task: str, library: str | None) -> FoundPolicy:
     """Return the checkpoint in the package for a task: of ``library``, or our own learner's, or any there is."""
-    name = bare_name(task)
+    name = strip_name(task)
     entries = {
         key: entry
         for key, entry in read_published().items()

@@ -139,7 +139,7 @@ class Preflight:
         return table
 
 
-def features_of(policy: object) -> dict[str, FeatureSpec]:
+def read_features(policy: object) -> dict[str, FeatureSpec]:
     """Return what a policy states about its inputs and its action; empty for one that states nothing."""
     own = unwrap_policy(policy)
     own = unwrap_policy(own.policy) if isinstance(own, MappedPolicy) else own
@@ -160,12 +160,12 @@ def compare_features(
     """
     own = unwrap_policy(policy)
     mapping = cast("ObservationMap | None", getattr(getattr(own, "engine", own), "mapping", None)) or mapping
-    specs = features_of(policy)
+    specs = read_features(policy)
     inputs = {key: spec for key, spec in specs.items() if key != ACTION}
     space = getattr(env, "single_observation_space", None)
     if not isinstance(space, spaces.Dict):  # an environment of the user's own, which states none
         return Preflight(rows=(_compare_action(policy, None, env, mapping), chunk))
-    given, refused = _map_rows(_zero_rows(space, policy.obs_steps), mapping)
+    given, refused = _map_rows(_make_zero_rows(space, policy.obs_steps), mapping)
     rows = [] if refused is None else [refused]
     keys = inputs or dict.fromkeys(given, FeatureSpec())
     for key, spec in keys.items() if refused is None else ():
@@ -173,7 +173,7 @@ def compare_features(
     sources = {spec.source(key, given) for key, spec in keys.items()}
     used = sources if mapping is None or not mapping.keys else {part for key in sources for part in mapping.groups(key)}
     rows += [
-        PreflightRow(name=name, policy="", environment=_of_space(space[name]), verdict="not read")
+        PreflightRow(name=name, policy="", environment=_describe_space(space[name]), verdict="not read")
         for name in space.spaces
         if name not in used and refused is None
     ]
@@ -186,7 +186,7 @@ def compare_features(
     return Preflight(rows=(*rows, _compare_action(policy, specs.get(ACTION), env, mapping), chunk))
 
 
-def _zero_rows(space: spaces.Dict, obs_steps: int) -> Obs:
+def _make_zero_rows(space: spaces.Dict, obs_steps: int) -> Obs:
     shape = (1,) if obs_steps == 1 else (1, obs_steps)
     return {name: torch.from_numpy(np.zeros((*shape, *(part.shape or ())), part.dtype)) for name, part in space.items()}
 
@@ -211,15 +211,15 @@ def _compare(
     parts = (dtype, "" if spec.shape is None else str(spec.shape), "" if spec.mean is None else "normalized")
     stated = " ".join(filter(None, parts))
     source = mapping.keys[group] if mapping is not None and mapped else group
-    got = _of_rows(given[group]) if group in given else "none"
+    got = _describe_rows(given[group]) if group in given else "none"
     got += "" if mapped or group not in space.spaces else _bounds(space[group])
     row = PreflightRow(name=key, policy=stated, environment=f"{source}: {got}", verdict="mapped" if mapped else "same")
     try:
         read = spec.read(key, given)
     except HeadraceError as error:
         return replace(row, verdict="refused", note=str(error).strip())
-    if not mapped and (spec.convert is not None and _of_rows(read) != got.partition(" in ")[0]):
-        row = replace(row, verdict="converted", note=_of_rows(read))
+    if not mapped and (spec.convert is not None and _describe_rows(read) != got.partition(" in ")[0]):
+        row = replace(row, verdict="converted", note=_describe_rows(read))
     low, high = (0.0, 1.0) if spec.convert == "floats" else _limits(space[group]) if not mapped else (-np.inf, np.inf)
     return _check_mean(row, spec, low, high)
 
@@ -227,7 +227,7 @@ def _compare(
 def _make_unstated(key: str, given: Obs, mapping: ObservationMap | None) -> PreflightRow:
     source = key if mapping is None or key not in mapping.keys else mapping.keys[key]
     verdict: Verdict = "not stated" if mapping is None or not mapping.keys else "mapped"
-    return PreflightRow(name=key, policy="", environment=f"{source}: {_of_rows(given[key])}", verdict=verdict)
+    return PreflightRow(name=key, policy="", environment=f"{source}: {_describe_rows(given[key])}", verdict=verdict)
 
 
 def _compare_action(
@@ -238,7 +238,7 @@ def _compare_action(
     row = PreflightRow(
         name=ACTION,
         policy=f"({policy.action_dim},)" + ("" if spec is None or spec.mean is None else " normalized"),
-        environment=_of_space(space),
+        environment=_describe_space(space),
         verdict="mapped" if mapping is not None and mapping.negated else "same",
     )
     if policy.action_dim != size:
@@ -265,11 +265,11 @@ def _check_mean(row: PreflightRow, spec: FeatureSpec, low: Any, high: Any, signs
     return replace(row, verdict="warned", note=text + ": other units?")
 
 
-def _of_rows(rows: Tensor) -> str:
+def _describe_rows(rows: Tensor) -> str:
     return f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape[1:])}"
 
 
-def _of_space(space: spaces.Space[Any]) -> str:
+def _describe_space(space: spaces.Space[Any]) -> str:
     return f"{space.dtype} {tuple(space.shape or ())}" + _bounds(space)
 
 

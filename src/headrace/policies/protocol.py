@@ -134,7 +134,7 @@ def one_row(
     )
 
 
-def named(context: ChunkContext) -> str:
+def name_rows(context: ChunkContext) -> str:
     """Return the environments of a context in words, with their episodes; the first eight if there are more."""
     envs, episodes = context.env_ids.tolist(), context.episode_ids.tolist()
     shown = ", ".join(f"{env} (episode {episode})" for env, episode in zip(envs[:8], episodes[:8], strict=True))
@@ -353,7 +353,7 @@ def _read(context: ChunkContext, rows: Tensor | None) -> ChunkContext:
 
 
 def _name_env(context: ChunkContext) -> str:
-    return f", for {named(context)}"
+    return f", for {name_rows(context)}"
 
 
 def _takes_context(policy: Callable[..., object]) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.envs.batch_env import BatchEnv
 from headrace.envs.recipe import AnyEnv, EnvRecipe
 from headrace.envs.registry import make
-from headrace.envs.task import action_size
+from headrace.envs.task import count_actions
 from headrace.errors import ConfigError, DataError
 from headrace.files import hash_file, open_untrusted, parsing
 from headrace.learning.ppo import PPOCfg
@@ -43,7 +43,7 @@ def load_step_policy(
     with closing(_make_spare(env)) as spare:
         policy = _inference(found, spare, deterministic=deterministic, trust=trust)
         kind = RecurrentStepPolicy if policy.recurrent else StepPolicy
-        return kind(policy, action_size(spare.single_action_space), hash_file(found.path))
+        return kind(policy, count_actions(spare.single_action_space), hash_file(found.path))
 
 
 def _inference(found: FoundPolicy, spare: AnyEnv, *, deterministic: bool, trust: bool) -> InferencePolicy:
@@ -170,7 +170,7 @@ class RecurrentStepPolicy(StepPolicy):
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         """Plan one action per row, each with the memory of its episode."""
-        index = self._rows_of(context)
+        index = self._find_rows(context)
         self.policy.memory = None if self._rows is None else tuple(kept[:, index].contiguous() for kept in self._rows)
         plan = super().__call__(obs, context)
         after = self.policy.memory
@@ -183,7 +183,7 @@ class RecurrentStepPolicy(StepPolicy):
             kept[:, 0] = 0.0
         return plan
 
-    def _rows_of(self, context: ChunkContext) -> Tensor:
+    def _find_rows(self, context: ChunkContext) -> Tensor:
         """Return the row of each episode, int64 (n,); looked up once as long as the episodes are the same."""
         asked = self._asked
         if asked is None or asked[0] is not context.seeds or asked[1] is not context.episode_ids:

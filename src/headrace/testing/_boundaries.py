@@ -31,14 +31,14 @@ from headrace.testing._contract import (
     CheckResult,
     MakeEnv,
     Tolerance,
-    actions_of,
+    draw_actions,
     fail,
     next_actions,
     poison_actions,
     require,
     require_equal,
     require_same_tensors,
-    snapshot_of,
+    take_snapshot,
     tensors_in,
 )
 from headrace.testing.episodes import (
@@ -56,7 +56,7 @@ BadCall = tuple[str, type[HeadraceError], Callable[[], object]]
 def bad_calls(env: AnyEnv) -> Iterator[BadCall]:
     """List calls that an environment must refuse: it has been reset, with environment 1 suspended and 0 active."""
     n, device = env.num_envs, env.device
-    good = actions_of(env, env.episode_ids, env.episode_steps)
+    good = draw_actions(env, env.episode_ids, env.episode_steps)
     wrong_dtype = good.to(torch.float16) if good.is_floating_point() else good.to(torch.float32)
     yield (
         "an action of environment 0 that must not be used",
@@ -94,7 +94,7 @@ def check_bad_input_changes_nothing(make_env: MakeEnv, *, num_envs: int = 4, see
     """
     with closing(make_env(num_envs=num_envs, seed=seed, autoreset="same_step")) as env:
         first = torch.zeros(num_envs, dtype=torch.int64, device=env.device)
-        _require_refused("step before reset", LifecycleError, lambda: env.step(actions_of(env, first, first)))
+        _require_refused("step before reset", LifecycleError, lambda: env.step(draw_actions(env, first, first)))
         env.reset()
         for _ in range(3):
             env.step(next_actions(env))
@@ -106,7 +106,7 @@ def check_bad_input_changes_nothing(make_env: MakeEnv, *, num_envs: int = 4, see
                 require("0" in message, f"{what}: expected the error to name environment 0, got {message!r}")
             require_same_tensors(_everything(env), before, f"{what}: expected no change")
         env.step(next_actions(env))
-    _require_refused("step after close", LifecycleError, lambda: env.step(actions_of(env, first, first)))
+    _require_refused("step after close", LifecycleError, lambda: env.step(draw_actions(env, first, first)))
     return CheckResult(check="bad_input_changes_nothing")
 
 
@@ -197,7 +197,7 @@ def _everything(env: AnyEnv) -> dict[str, object]:
         "episode_ids": env.episode_ids,
         "episode_steps": env.episode_steps,
         "observe()": env.observe(),
-        "state_dict()": snapshot_of(env),
+        "state_dict()": take_snapshot(env),
     }
     return {f"{name}{path}": values.clone() for name, entry in shown.items() for path, values in tensors_in(entry)}
 

@@ -58,7 +58,7 @@ EXACT = Tolerance()
 NO_VARIANTS: Sequence[Mapping[str, object]] = ({},)
 
 
-def no_identity_of(env: AnyEnv) -> str | None:
+def explain_no_identity(env: AnyEnv) -> str | None:
     """Why an episode of this environment is not a function of (seed, episode id, actions); None where it is one."""
     if getattr(env, "reseeds", True):
         return None
@@ -74,7 +74,7 @@ def reset_some(env: AnyEnv, mask: Tensor) -> str | None:
     return None
 
 
-def snapshot_of(env: AnyEnv) -> StateDict | None:
+def take_snapshot(env: AnyEnv) -> StateDict | None:
     """Return the environment's snapshot, or None if it says that it has none."""
     try:
         return env.state_dict()
@@ -187,9 +187,9 @@ class Trajectory:
         return bool(self.rewards) and (self.terminated[-1] or self.truncated[-1])
 
 
-def actions_of(env: AnyEnv, episode_ids: Tensor, steps: Tensor) -> Tensor:
+def draw_actions(env: AnyEnv, episode_ids: Tensor, steps: Tensor) -> Tensor:
     """Random actions as a function of (episode id, step) and of nothing else, one row per environment."""
-    low, width, whole = _range_of(env.single_action_space)
+    low, width, whole = _find_range(env.single_action_space)
     ids, steps = episode_ids.cpu().clamp_min(0), steps.cpu()
     count = low.numel()
     unit = rng.uniform(_ACTION_SEED, ids, "actions", count, draw=steps * count).reshape(-1, *low.shape)
@@ -199,13 +199,13 @@ def actions_of(env: AnyEnv, episode_ids: Tensor, steps: Tensor) -> Tensor:
 
 def poison_actions(env: AnyEnv, actions: Tensor, rows: Tensor) -> Tensor:
     """Return the actions with some rows (a mask or ids) made unusable: NaN, or a choice that does not exist."""
-    low, _, whole = _range_of(env.single_action_space)
+    low, _, whole = _find_range(env.single_action_space)
     actions = actions.clone()
     actions[rows] = (low - 1).to(actions) if whole else float("nan")
     return actions
 
 
-def _range_of(space: spaces.Space[object]) -> tuple[Tensor, Tensor, bool]:
+def _find_range(space: spaces.Space[object]) -> tuple[Tensor, Tensor, bool]:
     """Lowest value and width, float64 of one action's shape, and whether actions are whole numbers."""
     if isinstance(space, spaces.Discrete):
         low, width, whole = np.asarray(space.start), np.asarray(space.n), True
@@ -224,7 +224,7 @@ def _range_of(space: spaces.Space[object]) -> tuple[Tensor, Tensor, bool]:
 
 def next_actions(env: AnyEnv) -> Tensor:
     """Return the actions for the coming step; rows of environments that are not active are unusable."""
-    return poison_actions(env, actions_of(env, env.episode_ids, env.episode_steps), ~env.active)
+    return poison_actions(env, draw_actions(env, env.episode_ids, env.episode_steps), ~env.active)
 
 
 def final_or_next_obs(step: Step, env_id: int) -> dict[str, Tensor]:

@@ -188,7 +188,7 @@ class _Probe:
         for count, ids in enumerate((None, self._ids(sim, list(range(self._num_envs))))):
             failed = sim.step(ids, 2)
             expected = healthy.step(ids, 2)
-            require(_none_of(expected), f"step {count} of healthy simulations: expected none to fail, got {expected}")
+            require(_has_none(expected), f"step {count} of healthy simulations: expected none to fail, got {expected}")
             if count == 0:
                 if failed is None:
                     fail(f"simulation {bad} with qvel 1e20: expected step to report it, got None")
@@ -202,7 +202,7 @@ class _Probe:
         sim.reset(self._ids(sim, [bad]))
         sim.forward(self._ids(sim, [bad]))
         failed = sim.step(None, 2)
-        require(_none_of(failed), f"step after the failed simulation was reset: expected none to fail, got {failed}")
+        require(_has_none(failed), f"step after the failed simulation was reset: expected none to fail, got {failed}")
 
     def _new(self) -> Simulation:
         sim = self._stack.enter_context(closing(self._make_sim(num_envs=self._num_envs)))
@@ -249,5 +249,5 @@ class _Probe:
         return torch.tensor(ids, dtype=torch.int64, device=sim.device)
 
 
-def _none_of(failed: Tensor | None) -> bool:
+def _has_none(failed: Tensor | None) -> bool:
     return failed is None or not bool(failed.any())

@@ -24,10 +24,10 @@ from headrace.testing._contract import (
     SuspensionPattern,
     Tolerance,
     Trajectory,
-    actions_of,
+    draw_actions,
+    explain_no_identity,
     fail,
     next_actions,
-    no_identity_of,
     play,
     poison_actions,
     require,
@@ -36,7 +36,7 @@ from headrace.testing._contract import (
     require_same_tensors,
     require_same_trajectories,
     reset_some,
-    snapshot_of,
+    take_snapshot,
     tensors_in,
 )
 from headrace.types import Step
@@ -65,7 +65,7 @@ def check_episodes_do_not_depend_on_the_batch(
     chosen = [700_001 + 100_003 * k for k in range(episodes)]
     expected: dict[int, Trajectory] = {}
     with closing(make_env(num_envs=1, seed=seed, autoreset="disabled")) as alone:
-        if (reason := no_identity_of(alone)) is not None:
+        if (reason := explain_no_identity(alone)) is not None:
             return CheckResult(check="episodes_do_not_depend_on_the_batch", not_claimed=reason)
         for episode in chosen:
             obs, _ = alone.reset(options={"episode_ids": torch.tensor([episode])})
@@ -101,7 +101,7 @@ def _check_in_batch(
             if pattern is not None:
                 pattern.lift()
             how = " with suspensions" if turn else ""
-            situation = f"in slots {_slots_of(ids, group)} of {size}{how}{made}"
+            situation = f"in slots {_find_slots(ids, group)} of {size}{how}{made}"
             require_same_trajectories(got, {e: expected[e] for e in group}, steps, situation, tolerance)
     if size > 1:
         situation = f"after a pause of {steps} calls in a batch of {size}{made}"
@@ -116,7 +116,7 @@ def _neighbors_and(group: Sequence[int], size: int, turn: int) -> Tensor:
     return ids
 
 
-def _slots_of(ids: Tensor, group: Sequence[int]) -> list[int]:
+def _find_slots(ids: Tensor, group: Sequence[int]) -> list[int]:
     return [int((ids == episode).nonzero()[0]) for episode in group]
 
 
@@ -155,7 +155,7 @@ def check_autoreset(
                 require_rows_equal(got, values, ended, f"call {call}", f"info['final_obs'][{name!r}]", tolerance)
             _check_next_episodes(make_env, seed, same, step, ended, episodes, call, tolerance)
             refusal = _check_parking(parking, parked_step, ended, call)
-            return CheckResult(check="autoreset", not_claimed=refusal or no_identity_of(same))
+            return CheckResult(check="autoreset", not_claimed=refusal or explain_no_identity(same))
     raise AssertionError(
         f"no episode ended in {steps} calls with random actions, so that nothing could be checked; "
         "give make_env shorter episodes or this check more steps"
@@ -196,7 +196,7 @@ def _check_next_episodes(
     steps = env.episode_steps[ended]
     require_equal(steps, torch.zeros_like(steps), f"envs {ended.tolist()}, call {call}: episode_steps of a new episode")
     require(bool(env.active.all()), f"call {call}: expected all active after same_step, got {env.active.tolist()}")
-    if no_identity_of(env) is not None:
+    if explain_no_identity(env) is not None:
         return
     with closing(make_env(num_envs=env.num_envs, seed=seed, autoreset="same_step")) as fresh:
         obs, _ = fresh.reset(options={"episode_ids": env.episode_ids})
@@ -255,7 +255,7 @@ def check_suspend_is_exact(make_env: MakeEnv, *, num_envs: int = 6, steps: int =
         env.resume(resting)
         require(bool(env.active.all()), "resume of active environments: expected no effect, got env.active changed")
         env.suspend(resting)
-        frozen = _frozen_tensors(env)
+        frozen = _copy_frozen(env)
         env.suspend(resting)
         require(
             bool((env.active == ~resting).all()),
@@ -304,9 +304,9 @@ def _check_long_pause(
 def _check_all_suspended(env: AnyEnv) -> None:
     all_rows = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     env.suspend(all_rows)
-    frozen = _frozen_tensors(env)
+    frozen = _copy_frozen(env)
     for call in range(2):
-        actions = actions_of(env, env.episode_ids, env.episode_steps)
+        actions = draw_actions(env, env.episode_ids, env.episode_steps)
         env.step(poison_actions(env, actions, all_rows))
         _require_frozen(env, frozen, all_rows, f"call {call} with all environments suspended")
     env.resume(all_rows)
@@ -334,11 +334,11 @@ def _check_reset_while_suspended(env: AnyEnv) -> None:
     env.resume(chosen)
 
 
-def _frozen_tensors(env: AnyEnv) -> dict[str, Tensor]:
+def _copy_frozen(env: AnyEnv) -> dict[str, Tensor]:
     """Return every tensor with a row per environment that the environment shows, as copies."""
     shown: dict[str, Tensor] = {"episode_ids": env.episode_ids, "episode_steps": env.episode_steps}
     shown |= {f"observe(){name}": values for name, values in tensors_in(env.observe())}
-    state = snapshot_of(env)
+    state = take_snapshot(env)
     for name, values in tensors_in(state):
         if values.dim() and values.shape[0] == env.num_envs:
             shown[f"state_dict(){name}"] = values
@@ -346,7 +346,7 @@ def _frozen_tensors(env: AnyEnv) -> dict[str, Tensor]:
 
 
 def _require_frozen(env: AnyEnv, frozen: dict[str, Tensor], resting: Tensor, when: str) -> None:
-    now = _frozen_tensors(env)
+    now = _copy_frozen(env)
     for name, values in frozen.items():
         require_rows_equal(now[name], values, resting.nonzero().squeeze(1), when, name)
 
@@ -364,7 +364,7 @@ def check_snapshot_round_trip(
         others = [make_env(num_envs=num_envs, seed=seed + 1, autoreset=mode) for _ in range(2)]
         try:
             env.reset()
-            if snapshot_of(env) is None:
+            if take_snapshot(env) is None:
                 reason = f"{type(env).__name__}.state_dict() says that it cannot be saved"
                 return CheckResult(check="snapshot_round_trip", not_claimed=reason)
             others[1].reset()

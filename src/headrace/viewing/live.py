@@ -344,7 +344,7 @@ _CFG = PlayCfg(admission="immediate", batching="fast")
 
 def _act(kind: Literal["random", "zero"], env: AnyEnv) -> ChunkPolicy:
     """Return random or zero actions as a policy."""
-    from headrace.envs.task import action_size
+    from headrace.envs.task import count_actions
     from headrace.policies.protocol import as_chunk_policy
 
     make = action_maker(kind, env.single_action_space, env.num_envs, env.device, env.seed)
@@ -352,7 +352,7 @@ def _act(kind: Literal["random", "zero"], env: AnyEnv) -> ChunkPolicy:
     def act(obs: Obs) -> Tensor:
         return make()[: len(next(iter(obs.values())))]
 
-    return as_chunk_policy(act, action_dim=action_size(env.single_action_space), single=True)
+    return as_chunk_policy(act, action_dim=count_actions(env.single_action_space), single=True)
 
 
 def _drawing(

@@ -157,15 +157,15 @@ def _y_scale(ys: Sequence[float], *, zero: bool) -> _Scale:
 
 
 def _draw(series: Series, number: int, across: _Scale, up: _Scale) -> str:
-    def placed(points: Iterable[tuple[float, float]]) -> str:
+    def place_labels(points: Iterable[tuple[float, float]]) -> str:
         return " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
 
     parts: list[str] = []
     color = f"var(--c{number % COLORS})"
     if series.band:
         edge = [(x, high) for x, _, high in series.band] + [(x, low) for x, low, _ in reversed(series.band)]
-        parts.append(f'<polygon points="{placed(edge)}" fill="{color}" opacity="0.18"/>')
-    parts.append(f'<polyline points="{placed(series.line)}" fill="none" {_line_style(number)}/>')
+        parts.append(f'<polygon points="{place_labels(edge)}" fill="{color}" opacity="0.18"/>')
+    parts.append(f'<polyline points="{place_labels(series.line)}" fill="none" {_line_style(number)}/>')
     parts += [
         f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5" fill="{color}"><title>{escape(what)}</title></circle>'
         for x, y, what in series.dots

@@ -65,7 +65,7 @@ class _Speaker:
             given = torch.from_numpy(np.array(actions, np.float32))
         return Answer(actions=given, calls=calls, padding=padding, verified=verified, checking=checking)
 
-    def _failed(self, text: str) -> PolicyError:
+    def _make_failure(self, text: str) -> PolicyError:
         return PolicyError(f"server {self._server} failed; it says:\n{text.strip()}")
 
 
@@ -83,7 +83,7 @@ class WebsocketSpeaker(_Speaker):
         del timeout
         first = link.open()
         if isinstance(first, str):
-            raise self._failed(first)
+            raise self._make_failure(first)
         try:
             self.metadata = unpack_map(first or b"", limit=self._limit)
         except DataError as error:
@@ -114,7 +114,7 @@ class WebsocketSpeaker(_Speaker):
         rows = len(request.context)
         for frame in reversed(frames):
             if isinstance(frame, str):
-                raise self._failed(frame)
+                raise self._make_failure(frame)
         messages = [self._read(cast("bytes", frame)) for frame in frames]
         if self._ours:
             return self._our_answer(messages[0])
@@ -158,7 +158,7 @@ class WebsocketSpeaker(_Speaker):
     def _read(self, frame: bytes) -> object:
         message = self._unpack(frame)
         if isinstance(message, dict) and cast("dict[str, object]", message).get("type") == "error":
-            raise self._failed(str(cast("dict[str, object]", message).get("message", message)))
+            raise self._make_failure(str(cast("dict[str, object]", message).get("message", message)))
         return message
 
     def _check_foreign(self) -> None:
@@ -245,7 +245,7 @@ class Gr00tSpeaker(_Speaker):
     def _read(self, frame: bytes) -> object:
         message = self._unpack(frame)
         if isinstance(message, dict) and "error" in message:
-            raise self._failed(str(cast("dict[str, object]", message)["error"]))
+            raise self._make_failure(str(cast("dict[str, object]", message)["error"]))
         return cast("object", message)
 
     def _check(self) -> None:
@@ -344,7 +344,7 @@ def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
     for name, values in groups.items():
         if not values.dim() or len(values) != len(context):
             raise DataError(f"request: expected {len(context)} rows of {name!r}, got {tuple(values.shape)}")
-    return Request(obs=groups, context=context, ended=_ended(fields.get("ended")))
+    return Request(obs=groups, context=context, ended=_read_ended(fields.get("ended")))
 
 
 def _context(told: object, policy: ChunkPolicy) -> ChunkContext:
@@ -372,7 +372,7 @@ def _all_within(values: Tensor, most: int | None) -> bool:
     return not len(values) or (int(values.min()) >= 0 and (most is None or int(values.max()) <= most))
 
 
-def _ended(told: object) -> EpisodeRows | None:
+def _read_ended(told: object) -> EpisodeRows | None:
     if told is None:
         return None
     if not isinstance(told, dict):

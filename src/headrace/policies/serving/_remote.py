@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, DataError, HeadraceError, LifecycleErro
 from headrace.policies.batching import Answer
 from headrace.policies.engines import EnginePolicy, RememberingEnginePolicy, Reply, Request
 from headrace.policies.observation_map import ObservationMap
-from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, check_chunk, named, one_row
+from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, check_chunk, name_rows, one_row
 from headrace.policies.serving._batcher import ServingStats, join_rows
 from headrace.policies.serving._dialects import Gr00tSpeaker, Speaker, WebsocketSpeaker
 from headrace.policies.serving._links import Link, LinkLost, WebsocketLink, ZmqLink, persist
@@ -72,7 +72,7 @@ class RemoteEngine:
         self._policy: EnginePolicy | None = None
         rows, width = self._dimension("horizon"), self._dimension("action_dim")
         if rows is not None and width is not None:
-            self._policy = self._sized_policy(rows, width)
+            self._policy = self._make_policy(rows, width)
 
     @property
     def policy(self) -> ChunkPolicy:
@@ -100,7 +100,7 @@ class RemoteEngine:
         shape = tuple(answer.actions.shape)
         if len(shape) != 3 or shape[0] != 1:
             raise PolicyError(f"server {self._address}: expected a chunk (horizon, A), got {shape[1:]}")
-        self._policy = self._sized_policy(shape[1], shape[2])
+        self._policy = self._make_policy(shape[1], shape[2])
         return self._policy
 
     def submit(self, request: Request) -> None:
@@ -136,7 +136,7 @@ class RemoteEngine:
     def __exit__(self, *reason: object) -> None:
         self.close()
 
-    def _sized_policy(self, horizon: int, action_dim: int) -> EnginePolicy:
+    def _make_policy(self, horizon: int, action_dim: int) -> EnginePolicy:
         kind = RememberingEnginePolicy if self.sizes.memory else EnginePolicy
         return kind(engine=self, horizon=horizon, action_dim=action_dim, obs_steps=self.sizes.obs_steps or 1)
 
@@ -301,7 +301,7 @@ def _blaming(request: Request) -> Generator[None]:
         yield
     except (ConfigError, PolicyError) as error:
         text = str(error)
-        whose = "" if "environments " in text else f"\nit was asked for {named(request.context)}"
+        whose = "" if "environments " in text else f"\nit was asked for {name_rows(request.context)}"
         raise PolicyError(text + whose) from error
 
 

@@ -26,7 +26,7 @@ from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
 from headrace.policies.batching import COUNTS, Batching, choose_batching
 from headrace.policies.engines import Reply, Request
 from headrace.policies.load_policy import find_policy, load_policy
-from headrace.policies.preflight import features_of
+from headrace.policies.preflight import read_features
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy, has_memory
 from headrace.policies.serving._batcher import Batcher, ServingStats
 from headrace.policies.serving._dialects import PROTOCOL, Visitor, read_request
@@ -125,7 +125,7 @@ class PolicyServer:
             "strict_size": strict_size or 0,
             "memory": has_memory(policy),
             "process": self._process,
-            "features": {key: spec.to_json() for key, spec in features_of(policy).items()},
+            "features": {key: spec.to_json() for key, spec in read_features(policy).items()},
         }
         return {"action_horizon": policy.horizon, "action_dim": policy.action_dim, "headrace": ours}
 

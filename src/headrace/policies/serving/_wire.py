@@ -45,7 +45,7 @@ def pack(message: Mapping[str, object], form: ArrayForm = "openpi") -> memoryvie
 
     Arrays are written as ``form``; any other object than msgpack's own and numpy's is refused.
     """
-    packer = _msgpack.Packer(default=partial(_marked, form=form), autoreset=False)
+    packer = _msgpack.Packer(default=partial(_mark_array, form=form), autoreset=False)
     try:
         packer.pack(message)
         return cast("memoryview", packer.getbuffer())
@@ -106,7 +106,7 @@ def shorten(message: object, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _marked(value: object, *, form: ArrayForm) -> dict[Any, object]:
+def _mark_array(value: object, *, form: ArrayForm) -> dict[Any, object]:
     if isinstance(value, np.generic):
         _check_kind(value.dtype)
         if form == "openpi":
