@@ -514,12 +514,12 @@ def read_record(kind: type[_T], content: object, where: str, *, strict: bool = F
         reader = _reader(kind)
         return reader.validate_json(json.dumps(content), strict=True) if strict else reader.validate_python(content)
     except ValidationError as error:
-        told: list[str] = []
+        wrong: list[str] = []
         for each in error.errors(include_url=False):
             words = _WORDS.get(each["type"], each["msg"]).format(**each.get("ctx", {}))
             place = "".join(f"{part}: " for part in each["loc"])
-            told.append(f"{place}{words.replace('Input should be', 'expected')}, got {each['input']!r:.80}")
-        raise DataError(f"{where}: {'; '.join(told)}; it is damaged") from error
+            wrong.append(f"{place}{words.replace('Input should be', 'expected')}, got {each['input']!r:.80}")
+        raise DataError(f"{where}: {'; '.join(wrong)}; it is damaged") from error
 
 
 def _digest(content: Mapping[str, Any]) -> str:

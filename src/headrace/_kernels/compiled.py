@@ -2,7 +2,7 @@
 
 Kernels are cached on disk and release the GIL. One that is worth several threads is a
 function of rows ``[start, stop)`` and is called through :func:`run`, which shares the rows out over the process's own
-threads (:mod:`headrace._kernels.threads`); numba's threading layers are not used. What is compiled is told to the
+threads (:mod:`headrace._kernels.threads`); numba's threading layers are not used. What is compiled is logged by
 logger ``headrace.kernels``.
 
 Where compiled kernels are kept: the user's cache directory, by the content of their sources.

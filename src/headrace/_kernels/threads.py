@@ -141,7 +141,7 @@ class _Pool:
         return found
 
     def take_back(self, worker: _Worker) -> bool:
-        """Make a worker idle; False where it was told to stop meanwhile."""
+        """Make a worker idle; False where it was stopped meanwhile."""
         with self._lock:
             stays = worker in self._workers
             if stays:

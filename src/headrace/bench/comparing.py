@@ -269,7 +269,7 @@ def _compare_sides(plan: Sweep, rule: CompareCfg) -> list[ComparisonResult]:
 
 
 def _read(runs: Runs, side: str = "") -> tuple[list[Bundle], list[str]]:
-    # evaluations are told by what they are not: torch is not imported to name their class
+    # evaluations are recognized by what they are not: torch is not imported to name their class
     whole = tuple(BUNDLES.values())
     single = isinstance(runs, (str, Path, *whole)) or not isinstance(runs, Iterable)
     listed = [runs] if single else list(cast("Iterable[Bundle]", runs))

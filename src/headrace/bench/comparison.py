@@ -340,9 +340,9 @@ def _check_alike(runs: Sequence[Bundle], allow: Iterable[str]) -> None:
             if difference in allow or traits == reference[difference]:
                 continue
             names = [name for name, value in traits.items() if value != reference[difference].get(name)]
-            told = "; ".join(f"{name}: {reference[difference].get(name)} and {traits[name]}" for name in names)
+            shown = "; ".join(f"{name}: {reference[difference].get(name)} and {traits[name]}" for name in names)
             raise ConfigError(
-                f"compare: expected runs with the same {difference}, got {told} "
+                f"compare: expected runs with the same {difference}, got {shown} "
                 f"({runs[0].run.run_id} and {run.run.run_id}); pass --allow {difference} to compare them all the same"
             )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.types import Step
 
 Progress = Callable[[int], None]
-"""Told how many steps are done."""
+"""Called with how many steps are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

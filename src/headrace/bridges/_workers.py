@@ -230,10 +230,10 @@ class ForeignWorker:
         match call:
             case "reset":
                 self._read_rows(body, late=False)
-                told = head["told"]
-                if len(told) != len(self._asked) or not all(isinstance(text, str) for text in told):
+                texts = head["told"]
+                if len(texts) != len(self._asked) or not all(isinstance(text, str) for text in texts):
                     raise ValueError
-                return told
+                return texts
             case "step":
                 self._read_rows(body, child.RESULTS, late=False)
             case "observe":
@@ -287,12 +287,12 @@ class ForeignWorker:
         except (EOFError, OSError, DataError) as error:
             raise self._make_lost_error(call, error) from error
         if "error" in head:
-            kind, told = "EnvError", "" if head["error"] == child.FailedError.__name__ else f"{head['error']}: "
+            kind, prefix = "EnvError", "" if head["error"] == child.FailedError.__name__ else f"{head['error']}: "
             if head.get("refused") or head["error"] in _ERRORS:
-                kind, told = (head["error"] if head["error"] in _ERRORS else "ConfigError"), ""
+                kind, prefix = (head["error"] if head["error"] in _ERRORS else "ConfigError"), ""
             trace = f"\n\nin the simulator's interpreter:\n{head['traceback']}" if "traceback" in head else ""
             whose = of_environments(self.env_ids)
-            raise WorkerFailedError(kind, f"environments {whose} in {call}: {told}{head.get('message')}{trace}")
+            raise WorkerFailedError(kind, f"environments {whose} in {call}: {prefix}{head.get('message')}{trace}")
         return head, body
 
     def _make_lost_error(self, call: str, error: Exception) -> WorkerLostError:

@@ -341,11 +341,11 @@ class BridgeEnv(EpisodicEnv):
         """
         self._check_ready("finish_resets")
         with self._alone("finish_resets"):
-            told = self._call_backend(lambda: self.backend.take_resets(timeout))
-            ids = torch.tensor(sorted(told), dtype=torch.int64, device=self.device)
-            if told:
-                self._background.difference_update(told)
-                self._show_begun(ids, [told[env_id] for env_id in ids.tolist()])
+            texts = self._call_backend(lambda: self.backend.take_resets(timeout))
+            ids = torch.tensor(sorted(texts), dtype=torch.int64, device=self.device)
+            if texts:
+                self._background.difference_update(texts)
+                self._show_begun(ids, [texts[env_id] for env_id in ids.tolist()])
         return ids
 
     def _step(self, actions: Tensor, observe: Tensor | None) -> Step:

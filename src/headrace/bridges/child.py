@@ -9,7 +9,7 @@ An entry is a function that makes one environment, with Gymnasium's interface: `
 ``step(action) -> (obs, reward, terminated, truncated, info)``, ``observation_space`` and ``action_space`` (Gymnasium's
 or Gym's own, or plain dicts such as ``{"type": "box", "shape": [7], "dtype": "float32", "low": -1, "high": 1}``), and
 where it has them ``render()``, ``close()``, ``state_dict()`` and ``load_state_dict(state)``. A function with an
-argument ``env_id`` is told which environment it makes.
+argument ``env_id`` receives the number of the environment that it makes.
 
 Pictures that cost more than a step can be left to those who read them: an environment whose ``drawn_on_demand`` names
 keys of its observation space leaves them out of what ``reset`` and ``step`` return, and has ``draw()``, which returns a
@@ -61,7 +61,7 @@ SUCCESS_KEYS = ("is_success", "success")
 
 
 class RefusedError(Exception):
-    """What the caller did wrong; the text alone is told, without a traceback."""
+    """What the caller did wrong; the text alone is sent, without a traceback."""
 
 
 class UnsupportedError(RefusedError):
@@ -288,7 +288,7 @@ class Group:
 
     def reset(self, env_ids: Any, seeds: Any) -> list[str]:
         """Start an episode in each environment; its instruction, "" where there is none."""
-        told, env_id = [], env_ids[0]
+        texts, env_id = [], env_ids[0]
         try:
             with np.errstate(over="ignore"):
                 for env_id, seed in zip(env_ids, seeds):  # noqa: B905  (strict= is not in Python 3.8)
@@ -302,12 +302,12 @@ class Group:
                     text = "" if self.text_path is None else str(_at(obs, self.text_path))
                     self.texts[env_id] = text
                     said = [info[key] for key in self.instruction_keys if isinstance(info.get(key), str)]
-                    told.append(said[0] if said else text)
+                    texts.append(said[0] if said else text)
         except RefusedError:
             raise
         except Exception as error:  # an environment may raise anything: it is said which one it was
             raise _make_failed_error(env_id, "reset", error) from error
-        return told
+        return texts
 
     def step(self, env_ids: Any) -> None:
         """Step each environment with the action of its row; the results go to its row."""
@@ -391,10 +391,10 @@ def _make_failed_error(env_id: int, call: str, error: Exception) -> FailedError:
     return FailedError(f"environment {env_id} raised {type(error).__name__} in {call}: {error}")
 
 
-def refuse_changed_text(env_id: int, told: str, now: str) -> str:
+def refuse_changed_text(env_id: int, text: str, now: str) -> str:
     """Return what is wrong with an instruction that changes: a reader at the start would not see it."""
     return (
-        f"environment {env_id}: expected the instruction {told!r} for the whole episode, got {now!r} in a step; "
+        f"environment {env_id}: expected the instruction {text!r} for the whole episode, got {now!r} in a step; "
         "begin a new episode with a new instruction"
     )
 
@@ -675,7 +675,7 @@ def idle_action(space: dict[str, Any]) -> Any:
 
 
 def serve(incoming: Any, outgoing: Any, entry: str | None, memory_fd: Any, connection: Any, token: str) -> None:
-    """Greet, make the environments, and answer calls until told to close or left alone.
+    """Greet, make the environments, and answer calls until asked to close or left alone.
 
     At a socket, ``connection``, a client must show the token first, and soon.
     """

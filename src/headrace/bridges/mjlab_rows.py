@@ -51,7 +51,7 @@ def make(
         noise: False switches the noise of all observation groups off.
         overrides: settings of the task by path, for example ``{"episode_length_s": 5.0, "sim.mujoco.timestep":
         0.005}``.
-        instruction: what every episode is told; mjlab has no texts.
+        instruction: the text of every episode; mjlab has no texts.
         success: the termination term that means success; None where there is no such measure.
     """
     if task not in list_tasks():

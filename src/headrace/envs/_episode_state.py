@@ -138,9 +138,9 @@ class EpisodeState:
         flags = flags if refused is None else flags.add_(refused.to(torch.uint8), alpha=4)
         results = [self._scatter(ids, each) for each in (reward.to(torch.float32), terminated, truncated)]
         # what the host must know comes in one copy: the one wait of a step
-        told = flags.cpu().numpy()
-        rows_told = [torch.from_numpy(np.flatnonzero(told & bit)) for bit in (1, 2)]
-        return StepOutcome(*results, *rows_told, refused=bool((told & 4).any()))
+        marks = flags.cpu().numpy()
+        rows_marked = [torch.from_numpy(np.flatnonzero(marks & bit)) for bit in (1, 2)]
+        return StepOutcome(*results, *rows_marked, refused=bool((marks & 4).any()))
 
     def ends(
         self, ids: Tensor, success: Tensor | None, diverged: Tensor | None

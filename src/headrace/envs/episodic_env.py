@@ -178,7 +178,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._active_set.resume(ids)
 
     def instructions(self, ids: Ids | None = None) -> tuple[str, ...]:
-        """Return what each environment (None: all) is told to do in its current episode; "" where there is nothing.
+        """Return the instruction of each environment (None: all) in its current episode; "" where there is nothing.
 
         Texts come in the order of the ids, those of a mask in ascending order, and do not change within an episode.
         """
@@ -265,7 +265,7 @@ class EpisodicEnv(VectorEnv[Obs, Tensor, Tensor]):
         self._ready, self._failure = True, ""
 
     def _instruct(self, ids: Tensor, texts: Sequence[str] | None) -> None:
-        """Note what the episodes that begin in ``ids`` (m,) are told to do, m texts; None for nothing."""
+        """Note the instructions of the episodes that begin in ``ids`` (m,), m texts; None for nothing."""
         if texts is None:
             return
         if len(texts) != len(ids):

@@ -181,8 +181,8 @@ def _load_entry(point: EntryPoint) -> TaskEntry:
     try:
         entry: object = point.load()
     except Exception as error:  # whatever a foreign package raises when it is imported
-        told = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{whose} cannot be loaded: {told}; mend, reinstall or remove its package") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{whose} cannot be loaded: {reason}; mend, reinstall or remove its package") from error
     if not isinstance(entry, TaskEntry):
         raise ConfigError(f"{whose}: expected a TaskEntry, got {type(entry).__name__}")
     return entry

@@ -474,7 +474,7 @@ class Task(Generic[Cfg]):
         return None
 
     def instructions(self, rows: Rows) -> Sequence[str] | None:
-        """Return what each row is told to do in its episode, n texts; asked for once, after ``reset``.
+        """Return the instruction of each row in its episode, n texts; asked for once, after ``reset``.
 
         None: nothing.
         """
@@ -511,9 +511,9 @@ def rehearse(task: Task, sim: Simulation) -> None:
         )
     if success is not None:
         _check(task, "success", success, (1,), torch.bool)
-    told = task.instructions(rows)
-    if told is not None and [type(text) for text in told] != [str]:
-        raise ShapeError(f"{_name(task)}.instructions: expected one text for one row, got {told!r}")
+    texts = task.instructions(rows)
+    if texts is not None and [type(text) for text in texts] != [str]:
+        raise ShapeError(f"{_name(task)}.instructions: expected one text for one row, got {texts!r}")
     sim.reset(ids)
     sim.seal()
 

@@ -146,7 +146,7 @@ class TermTaskCfg(TaskCfg):
     """Any of them ends an episode."""
     success: SuccessTerm | None = None
     instruction: str | RowTexts | None = None
-    """What a policy is told to do: one text, or a function that gives each episode its own."""
+    """The instruction of a policy: one text, or a function that gives each episode its own."""
     events: Mapping[str, ResetEvent | IntervalEvent] = field(default_factory=dict[str, ResetEvent | IntervalEvent])
     """An event draws from the random stream of its name."""
     randomization: Mapping[str, Randomization] = field(default_factory=dict[str, Randomization])
@@ -276,8 +276,8 @@ class TermTask(Task[TermTaskCfg]):
 
     def instructions(self, rows: Rows) -> Sequence[str] | None:
         """Return the instruction of the settings, or what its function gives for each row."""
-        told = self.cfg.instruction
-        return [told] * len(rows) if isinstance(told, str) else None if told is None else told(rows)
+        said = self.cfg.instruction
+        return [said] * len(rows) if isinstance(said, str) else None if said is None else said(rows)
 
     def _any_condition(self, rows: Rows) -> Tensor:
         ended = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)

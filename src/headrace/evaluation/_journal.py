@@ -82,7 +82,7 @@ class Journal:
     def __init__(self, path: Path, header: Header, plan: Iterable[int], *, resume: bool) -> None:
         """Begin a journal, or with ``resume`` go on with one of the same identity; an absent one begins.
 
-        What is planned beyond the plans before is written, too, so that whoever reads the file knows what is missing.
+        What is planned beyond the plans before is written, too, so that a reader of the file knows what is missing.
 
         A last line that was cut off is removed.
         """
@@ -255,7 +255,7 @@ class SyncedFile:
         while self._take():
             try:
                 files.disk.sync(self._handle)
-            except BaseException as error:  # noqa: BLE001  (whatever it is, whoever appends must hear of it)
+            except BaseException as error:  # noqa: BLE001  (whatever it is, the next append raises it)
                 self._fail(error)
                 return
             with self._changed:
@@ -279,7 +279,7 @@ class SyncedFile:
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._error = error
-            # where this fails, too, rows of which nobody knows whether they are on disk stay in the file
+            # where this fails, too, rows that may not be on disk stay in the file
             with contextlib.suppress(OSError):
                 os.ftruncate(self._handle, self._synced)
             self._changed.notify_all()
@@ -312,8 +312,10 @@ def check_same(expected: Header, got: Header, name: str) -> None:
                 f"{hint if key == 'strict_size' else ''}"
             )
     if changed := _changes(expected, got):
-        told = ", ".join(f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed)
-        warnings.warn(f"{name}: played under other circumstances: {told}", stacklevel=3)
+        changes = ", ".join(
+            f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed
+        )
+        warnings.warn(f"{name}: played under other circumstances: {changes}", stacklevel=3)
 
 
 def _changes(expected: Header, got: Header) -> list[str]:

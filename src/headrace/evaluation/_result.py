@@ -31,7 +31,7 @@ class EpisodeResult:
     success: bool | None
     diverged: bool
     instruction: str = ""
-    """The text that the policy was told; "" where there is none."""
+    """The text that the policy received; "" where there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Counters:
     rows_inferred: int = 0
     """Rows given to the model for an environment."""
     rows_wasted: int = 0
-    """Of these, rows that nobody waited for."""
+    """Of these, rows that no environment waited for."""
     rows_padded: int = 0
     """Rows beyond these that only filled a batch up."""
     rows_verified: int = 0
@@ -125,12 +125,12 @@ class Evaluation:
     def by_instruction(self) -> dict[str, Evaluation]:
         """Return the episodes of each instruction, in alphabetical order; none while the plan is not completed, and
         where no episode has an instruction."""
-        told: dict[str, list[EpisodeResult]] = {}
+        groups: dict[str, list[EpisodeResult]] = {}
         for row in sorted(self.episodes, key=lambda row: row.instruction) if not self.unfinished else ():
-            told.setdefault(row.instruction, []).append(row)
+            groups.setdefault(row.instruction, []).append(row)
         return {
             text: replace(self, episodes=rows, plan=tuple(row.episode_id for row in rows), counters=Counters())
-            for text, rows in (told if any(told) else {}).items()
+            for text, rows in (groups if any(groups) else {}).items()
         }
 
     @property
@@ -153,10 +153,10 @@ class Evaluation:
         target = Path(path)
         if target.exists():
             raise ConfigError(f"{target}: already exists, and nothing is ever overwritten; choose another path")
-        told = self.to_json()
+        content = self.to_json()
         # a line per row, which json writes an order of magnitude faster than indented
-        rows = ",\n".join([json.dumps(row, ensure_ascii=False) for row in told.pop("episodes")])
-        head = json.dumps(told, ensure_ascii=False, indent=1).removesuffix("\n}")
+        rows = ",\n".join([json.dumps(row, ensure_ascii=False) for row in content.pop("episodes")])
+        head = json.dumps(content, ensure_ascii=False, indent=1).removesuffix("\n}")
         write_whole(target, f'{head},\n "episodes": [\n{rows}\n ]\n}}\n')
 
     @classmethod
@@ -223,9 +223,9 @@ class Evaluation:
             ("mean length", "–" if self.mean_length is None else f"{self.mean_length:.1f}"),
         ):
             table.add_row(name, value)
-        for text, told in self.by_instruction().items():
-            figure = format_number(told.mean_reward) if told.success_rate is None else format_percent(told.success_rate)
-            table.add_row(f"  {escape(text or '(none)')}", f"{figure}, {len(told.episodes):,} episodes")
+        for text, part in self.by_instruction().items():
+            figure = format_number(part.mean_reward) if part.success_rate is None else format_percent(part.success_rate)
+            table.add_row(f"  {escape(text or '(none)')}", f"{figure}, {len(part.episodes):,} episodes")
         if not counters.batch_steps:
             return table
         for name, value in (

@@ -51,11 +51,11 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
             "instructions": [
                 {
                     "instruction": text,
-                    "episodes": len(told.episodes),
-                    "success_rate": told.success_rate and told.success_rate._asdict(),
-                    "mean_reward": told.mean_reward and told.mean_reward._asdict(),
+                    "episodes": len(part.episodes),
+                    "success_rate": part.success_rate and part.success_rate._asdict(),
+                    "mean_reward": part.mean_reward and part.mean_reward._asdict(),
                 }
-                for text, told in evaluation.by_instruction().items()
+                for text, part in evaluation.by_instruction().items()
             ],
         },
         "counters": {name: count for name, count in asdict(evaluation.counters).items() if count or name not in _NEW},
@@ -195,7 +195,7 @@ def _from_json(data: dict[str, Any], name: str) -> Evaluation:
 
 
 def _check_rows(evaluation: Evaluation, name: str) -> Evaluation:
-    """Refuse rows that nobody planned: a count of what is missing would be wrong."""
+    """Refuse rows that were not planned: a count of what is missing would be wrong."""
     beyond = {episode.episode_id for episode in evaluation.episodes} - set(evaluation.plan)
     if beyond:
         raise DataError(

@@ -72,7 +72,7 @@ class BackgroundResets:
         return ready
 
     def take(self, *, wait: bool) -> list[int]:
-        """Slots that have become ready; waits for one where nobody else can go on."""
+        """Slots that have become ready; waits for one where no other can go on."""
         return self._ready(None if wait else 0.0)
 
     def pop(self, slots: list[int]) -> NDArray[np.int64]:
@@ -136,7 +136,7 @@ class ChunkLoop:
             ensemble = TemporalEnsemble(count, rows, policy.action_dim, decay=cfg.ensemble_decay, device=device)
         self._cursors = Cursors(count, policy.action_dim, lengths, device, ensemble)
         self._history = ObsHistory(policy.obs_steps) if policy.obs_steps > 1 else None
-        # one action per chunk: everyone waits at every step, and there is nothing to schedule
+        # one action per chunk: all wait at every step, and there is nothing to schedule
         self._in_step = (
             lengths.horizon == 1
             and not engine.overlaps
@@ -145,9 +145,9 @@ class ChunkLoop:
             and type(rule) in _RULES_IN_STEP
         )
         self._line: tuple[NDArray[np.int64], ChunkContext] | None = None
-        """The slots (n,) that play in step, and what their policy is told; None where that has changed."""
+        """The slots (n,) that play in step, and the context of their policy; None where that has changed."""
         self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
-        # an environment without cameras observes for nothing, and need not be told whom
+        # an environment without cameras observes nothing, whatever the mask
         self._unread = None if isinstance(env, BatchEnv) and not env.task.images else self._nobody
         self._obs: Obs | None = None
         """Of all environments, current; None where only ``env.observe`` has it."""
@@ -161,7 +161,7 @@ class ChunkLoop:
         self._own_texts = cfg.instruction is None
         self._has_memory = has_memory(policy)
         self._ended: list[tuple[int, str]] = []
-        """Episodes whose end a policy with memory has not been told: id and instruction."""
+        """Episodes whose end a policy with memory has not seen: id and instruction."""
         self._actions = torch.zeros((count, policy.action_dim), device=device)
         """The action of each environment's last step."""
         self._on_step, self._on_episodes = on_step, on_episodes
@@ -308,7 +308,7 @@ class ChunkLoop:
         self._engine.submit(request)
 
     def _infer_and_step(self) -> None:
-        """Chunks of one action: everyone who runs is inferred, and plays the answer as it comes.
+        """Chunks of one action: all that run are inferred, and play the answer as it comes.
 
         What :meth:`_infer`, :meth:`_take_answer` and :meth:`_step` do; nothing is loaded into the cursors, which only
         count chunks, and nothing here is per environment.
@@ -319,14 +319,14 @@ class ChunkLoop:
             self._let_act(able)
             slots = np.flatnonzero(able)
             self._line = slots, cursors.context(slots, self._seed, self._instructions)
-        slots, told = self._line
-        count, everyone = len(slots), len(slots) == env.num_envs
-        obs = self._obs if everyone else None
+        slots, known = self._line
+        count, whole = len(slots), len(slots) == env.num_envs
+        obs = self._obs if whole else None
         if obs is None:
-            obs = env.observe(None if everyone else told.env_ids)
+            obs = env.observe(None if whole else known.env_ids)
         index = cursors.chunk_index[slots]
         cursors.chunk_index[slots] = index + 1
-        context = replace(told, chunk_index=torch.from_numpy(index).to(env.device))
+        context = replace(known, chunk_index=torch.from_numpy(index).to(env.device))
         self._counters.rows_inferred += count
         engine.submit(Request(obs=obs, context=context, ended=self._take_ended() if self._has_memory else None))
         reply = engine.poll(wait=True)
@@ -335,10 +335,10 @@ class ChunkLoop:
         actions = self._check_answer(reply).select(1, 0)
         if self._bounds is not None:
             actions.clamp_(*self._bounds)
-        if everyone:
+        if whole:
             self._actions = actions
         else:
-            self._actions.index_copy_(0, told.env_ids, actions)
+            self._actions.index_copy_(0, known.env_ids, actions)
         running = int(np.count_nonzero(cursors.running)) if self._resets else count
         self._advance(self._unread, acted=count, running=running)
 
@@ -373,9 +373,9 @@ class ChunkLoop:
         return not self._engine.pending
 
     def _take_answer(self) -> None:
-        """Fetch the answers that are there, waiting for one only if nobody could act otherwise.
+        """Fetch the answers that are there, waiting for one only if none could act otherwise.
 
-        Rows of ended episodes, and rows that nobody waited for, are dropped.
+        Rows of ended episodes, and rows that no environment waited for, are dropped.
         """
         while self._engine.pending:
             wait = not self._who_acts().any()

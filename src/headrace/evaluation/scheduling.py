@@ -74,7 +74,7 @@ class EndlessPlan:
     """Episodes without end: slot i plays i, i + N, i + 2N, …, as an environment that resets itself does."""
 
     ids: Sequence[int] = ()
-    """Nobody waits for any of them."""
+    """None is waited for."""
 
     def __init__(self, num_envs: int) -> None:
         self._next = list(range(num_envs))
@@ -232,7 +232,7 @@ class Cursors:
         return shifted.masked_fill_(self._tensor(~valid)[..., None], 0.0), self._tensor(length)
 
     def context(self, ids: NDArray[np.int64], seed: int, instructions: tuple[str, ...]) -> ChunkContext:
-        """Return what the policy is told beside the observations of ``ids`` (n,); ``instructions`` are of all N."""
+        """Return what the policy receives beside the observations of ``ids`` (n,); ``instructions`` are of all N."""
         left_over, left_over_length = self.left_over(ids)
         return ChunkContext(
             seeds=torch.full((len(ids),), seed, dtype=torch.int64, device=self._device),
@@ -339,7 +339,7 @@ class QueueState:
 
 
 class Admission(Protocol):
-    """A rule: whom to infer now. It must name somebody when no environment can act."""
+    """A rule: which environments to infer now. It must name one when no environment can act."""
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """bool (N,): rows to give to the model now; rows that do not wait are inferred for nothing."""
@@ -351,13 +351,13 @@ class WholeBatchOnAny:
     """One waits → the whole batch is inferred. The baseline that escalates once environments are out of phase."""
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
-        """Everyone who runs, as soon as one waits."""
+        """Return all that run, as soon as one waits."""
         return queue.running
 
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """Whoever waits is inferred at once, and nobody else."""
+    """What waits is inferred at once, and nothing else."""
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
         """Who waits."""
@@ -366,16 +366,16 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Synchronized:
-    """Everyone is inferred together, when all wait: the synchronized form."""
+    """All are inferred together, when all wait: the synchronized form."""
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
-        """Everyone who runs, once all of them wait."""
+        """Return all that run, once all of them wait."""
         return queue.waiting if queue.waiting[queue.running].all() else queue.nobody
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """The default. Beside a busy engine: everyone who waits, as soon as it is free. Inline: when no one can act.
+    """The default. Beside a busy engine: all that wait, as soon as it is free. Inline: when no one can act.
 
     Inline, inferring earlier would only make more and smaller batches. Beside an engine there are two exceptions:
 
@@ -387,7 +387,7 @@ class Greedy:
     """
 
     def infer(self, queue: QueueState) -> NDArray[np.bool_]:
-        """Who waits, the first half of a convoy, or nobody yet."""
+        """Return the waiting environments, half of them if they are synchronized, or an empty mask."""
         stuck = not queue.can_act.any()
         if not queue.engine_overlaps:
             return queue.waiting if stuck else queue.nobody

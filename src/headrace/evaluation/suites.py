@@ -51,7 +51,7 @@ class SuiteTask:
     """Of the row, and of its files; unique in a suite."""
     overrides: Mapping[str, object]
     instruction: str | None
-    """What the policy is told, in place of the task's own text; None for that."""
+    """What the policy receives, in place of the task's own text; None for that."""
     episodes: int
     """Per seed."""
     seeds: tuple[int, ...]

@@ -51,7 +51,7 @@ _BLOCK_WAVES = 4
 _GATHER_S = 50e-6
 """Per worker: a wait for Ray costs microseconds for each of them, so what arrives meanwhile is taken with it."""
 _PATIENCE_S = 120.0
-"""Until somebody is told that no worker is ready."""
+"""Until a warning that no worker is ready."""
 _LEAST_STORE = 80_000_000
 """Bytes: about the smallest object store that Ray starts with. Rows are small, and images never go through it."""
 
@@ -166,7 +166,7 @@ class Driver:
         self._steps = 0
         """Of the rows."""
         self._news: list[dict[str, Any]] = []
-        """Circumstances that nobody had before, and that are in no journal yet."""
+        """Circumstances that no worker had before, and that are in no journal yet."""
         self._costs: list[Counters] = []
         for _ in range(workers):
             self._start()

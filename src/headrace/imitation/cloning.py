@@ -74,7 +74,7 @@ def clone(demos: Demonstrations, cfg: CloneCfg, *, progress: Callable[[int, floa
     Args:
         demos: at least one episode.
         cfg: see there.
-        progress: told the updates made and the recent loss, now and then.
+        progress: called with the updates made and the recent loss, now and then.
     """
     training = CloneTraining(demos, cfg)
     training.run(progress=progress)
@@ -118,7 +118,7 @@ class CloneTraining:
         A signal that raises takes effect between two updates: what is saved then is whole.
 
         Args:
-            progress: told the updates made and the recent loss, now and then.
+            progress: called with the updates made and the recent loss, now and then.
             on_check: called whenever a loss was added to :attr:`losses`.
         """
         cfg = self.cfg

@@ -48,7 +48,7 @@ def record_demonstrations(
         seed: of the episodes and of the disturbance.
         noise: spread of the disturbance of the played actions, in actions' own units. A learner that has seen how the
             expert recovers does not drift away from it.
-        progress: told how many demonstrations there are after each wave of episodes.
+        progress: called with how many demonstrations there are after each wave of episodes.
     """
     if env.autoreset != "disabled":
         raise ConfigError(f'record_demonstrations: expected autoreset="disabled", got {env.autoreset!r}')

@@ -338,9 +338,9 @@ class Policy(nn.Module):
         critic_width = width if self.critic_encoder is None else self.critic_encoder.width
         self.actor = _mlp(width, cfg.hidden, len(low), last_gain=0.01)
         self.critic = _mlp(critic_width, cfg.hidden, 1, last_gain=1.0)
-        # images learn to see what the critic is told
-        told = self.critic_encoder is not None and not self.critic_encoder.sees_images and self.encoder.sees_images
-        self.guess = nn.Linear(width, critic_width) if told else None
+        # images learn to see what the critic receives
+        guesses = self.critic_encoder is not None and not self.critic_encoder.sees_images and self.encoder.sees_images
+        self.guess = nn.Linear(width, critic_width) if guesses else None
         self.log_std = nn.Parameter(torch.full((len(low),), math.log(cfg.initial_std)))
         self.value_scale = Normalizer(1)
         self.register_buffer("low", torch.tensor(low))

@@ -268,7 +268,7 @@ class Collector:
     def close(self) -> None:
         """End the workers. Safe to call again."""
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # one that died has nothing to be told
+            with contextlib.suppress(OSError):  # one that died needs no order
                 pipe.send(None)
             pipe.close()
         for worker in self._workers:

@@ -243,7 +243,7 @@ def _numbers(value: Any) -> Any:
 
 
 def check_agent(agent: Mapping[str, Any], where: object) -> None:
-    """Refuse names of code in a configuration from a file of somebody else's: libraries import and run what it names.
+    """Refuse names of code in a configuration from another author's file: libraries import and run what it names.
 
     Names of the library's own, and of layers of ``torch.nn``, are not refused.
     """

@@ -62,7 +62,7 @@ class RlGamesEnv(IVecEnv):
 
     def step(self, actions: Tensor) -> tuple[dict[str, Tensor | Obs], Tensor, Tensor, dict[str, Any]]:
         """Observation, reward (N,), dones (N,), and ``time_outs`` (N,) where an episode was cut off: rl_games
-        bootstraps only where it is told to."""
+        bootstraps only where this says so."""
         turn = self.core.step(actions)
         infos = {"time_outs": turn.truncated} if turn.any_truncated else {}
         return self.grouped(turn.obs), turn.reward, turn.ended, infos

@@ -73,7 +73,7 @@ class RslRlEnv(VecEnv):
             torch.set_grad_enabled(False)  # until the block ends
             turn = self.core.step(actions)
             dones = turn.ended.long() if turn.any_ended else self._no_dones
-            extras = {"time_outs": turn.truncated} if turn.any_truncated else {}  # bootstraps only where it is told to
+            extras = {"time_outs": turn.truncated} if turn.any_truncated else {}  # bootstraps nowhere else
             return self.grouped(turn.obs), turn.reward, dones, extras
 
     def grouped(self, obs: dict[str, Tensor]) -> TensorDict:

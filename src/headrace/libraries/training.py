@@ -145,7 +145,7 @@ class Times(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """One iteration, as the caller of :func:`train_iterations` is told."""
+    """One iteration, as :func:`train_iterations` reports it."""
 
     number: int
     """From 1; a resumed training counts on."""
@@ -268,7 +268,7 @@ def train_iterations(
         learner: made by :func:`headrace.libraries.make_learner`.
         keeper: saves it.
         iterations: how many to do.
-        on_iteration: told of each; True stops.
+        on_iteration: called with each; True stops.
         first: iterations that were done before, where a training is resumed.
         agree: makes one decision of those of several processes that train together.
     """

@@ -229,7 +229,7 @@ def save_policy(policy: ActPolicy, path: Path, *, task: str, overrides: Mapping[
         policy: the policy.
         path: the file.
         task: what it was trained on.
-        overrides: of the task's settings, as JSON; whoever plays the file gets them.
+        overrides: of the task's settings, as JSON; a player of the file gets them.
     """
     content = {"format": _FORMAT, "task": task, "cfg": asdict(policy.cfg), "weights": policy.state_dict()}
     if overrides:

@@ -248,12 +248,12 @@ class _Probe:
     def _is_free(self, context: ChunkContext, size: int) -> bool:
         """Whether rows of random numbers get the same bits at other places of a batch."""
         rows = _sample_rows(self._space, self._policy.obs_steps, size)
-        told, _ = with_padding(context, {}, size - 1)
-        first = self._answer(rows, told)
+        padded, _ = with_padding(context, {}, size - 1)
+        first = self._answer(rows, padded)
         if first is None:
             return False
         for shift in (1, size // 2, size - 1):
-            moved = self._answer({name: values.roll(shift, 0) for name, values in rows.items()}, told)
+            moved = self._answer({name: values.roll(shift, 0) for name, values in rows.items()}, padded)
             if moved is None or not torch.equal(moved, first.roll(shift, 0)):
                 return False
         return True
@@ -426,10 +426,10 @@ class Asker:
         groups = [*[(twins[0], rows, "alone") for rows in chosen.split(1)], (twins[1], chosen, "in another batch")]
         for policy, rows, how in groups[:-1] if single else groups:
             index = rows.to(device)
-            told, seen = context.rows(index), {name: values.index_select(0, index) for name, values in obs.items()}
-            again = answer_rows(policy, seen, told, self._batching)
+            part, seen = context.rows(index), {name: values.index_select(0, index) for name, values in obs.items()}
+            again = answer_rows(policy, seen, part, self._batching)
             computed += len(rows) + again.padding
-            _compare(answer.actions[rows], again.actions, told, how)
+            _compare(answer.actions[rows], again.actions, part, how)
         return computed
 
 

@@ -192,7 +192,7 @@ class OneRequest(ABC):
             self._abandon()
             raise PolicyError(
                 f"policy: expected an answer within {self._timeout:g} s, got none; it was asked for "
-                f"{name_rows(request.context)}. The first call of a model that compiles takes long: call it once before, "
+                f"{name_rows(request.context)}. The first call of a model that compiles is slow: call it once before, "
                 "or allow for more with timeout="
             )
         return None
@@ -265,7 +265,7 @@ class ThreadEngine(OneRequest):
             except PolicyError as error:
                 self._reply = error
             # sys.exit() in a policy would end this thread without a word, and the caller would wait for ever
-            except BaseException as error:  # noqa: BLE001  # told to the caller, as said above
+            except BaseException as error:  # noqa: BLE001  # raised in the caller, as said above
                 self._reply = _blame(request.context, error)
             self._replied.set()
 

@@ -134,8 +134,8 @@ class Preflight:
         for name in ("", "policy", "environment", ""):
             table.add_column(name, overflow="fold")
         for row in self.rows:
-            told = row.verdict if not row.note else f"{row.verdict}: {row.note}"
-            table.add_row(*map(escape, (row.name, row.policy, row.environment, told)), style=colors.get(row.verdict))
+            verdict = row.verdict if not row.note else f"{row.verdict}: {row.note}"
+            table.add_row(*map(escape, (row.name, row.policy, row.environment, verdict)), style=colors.get(row.verdict))
         return table
 
 

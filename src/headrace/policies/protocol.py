@@ -319,7 +319,7 @@ def _size(name: str, given: int | None, own: object, default: int | None = None)
 def check_chunk(actions: object, policy: ChunkPolicy, context: ChunkContext, read: Tensor | None) -> Tensor:
     """Return the rows ``read`` (m,; None: all) of a policy's answer as float32 (m, horizon, A) on the host, fresh.
 
-    The other rows are padding: whatever they hold, nobody looks at it. Errors name environments.
+    The other rows are padding: whatever they hold is not read. Errors name environments.
     """
     expected = (len(context.instructions), policy.horizon, policy.action_dim)
     if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu":

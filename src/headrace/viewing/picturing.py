@@ -27,7 +27,7 @@ _SUFFIXES = (".png", ".npy")
 MODEL_SUFFIXES = (".xml", ".mjcf", ".urdf")
 """Endings of files that MuJoCo compiles."""
 _DIMMEST = 40
-"""Gray of the farthest surface in a picture of depth: still told from where nothing is, which is black."""
+"""Gray of the farthest surface in a picture of depth: still distinct from where nothing is, which is black."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

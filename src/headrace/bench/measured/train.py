@@ -164,8 +164,8 @@ def train(
             first = 0 if resumption is None else load_resumption(learner, resumption)
             keeper = CheckpointKeeper(directory, learner, recipe, resumable=isinstance(envs, BatchEnv) and ranks == 1)
             frames = learner.settings.steps * recipe.num_envs
-            told = {"task": recipe.source, "num_envs": recipe.num_envs, "seed": recipe.seed, "library": spec.name}
-            curves = LiveCurves(run.log, directory, measured.run_id, told | settings)
+            about = {"task": recipe.source, "num_envs": recipe.num_envs, "seed": recipe.seed, "library": spec.name}
+            curves = LiveCurves(run.log, directory, measured.run_id, about | settings)
             # when the bundle is written
             logs.callback(lambda: curves.close([*measured.paths, keeper.last], failed=measured.failed))
             each = [dict[str, float](collection_s=0.0, learning_s=0.0, episodes=0) for _ in range(ranks)]

@@ -253,8 +253,8 @@ def verdicts(comparisons: Sequence[Comparison], names: tuple[str, str]) -> str |
         badges: list[str] = []
         for word in _ORDER:
             rows = [row for row in comparison.rows if row.verdict == word]
-            told = ": " + ", ".join(f"{row.path} {change(row)}" for row in rows) if word in _ORDER[:2] else ""
-            badges += [f'<li class="{word}">{len(rows)} {word}{escape(told)}</li>'] if rows else []
+            changes = ": " + ", ".join(f"{row.path} {change(row)}" for row in rows) if word in _ORDER[:2] else ""
+            badges += [f'<li class="{word}">{len(rows)} {word}{escape(changes)}</li>'] if rows else []
         title = f"{comparison.kind} of {comparison.task}, {names[1]} against {names[0]}"
         parts.append(
             f'<h3>{escape(title)}</h3><ul class="answer">{"".join(badges) or "<li>nothing to judge</li>"}</ul>'
@@ -323,7 +323,7 @@ def report_page(
     """
     if not bundles:
         raise DataError("report: expected at least one bundle, got none")
-    # a run without a name gets that of its side, by which lines and rows are told apart
+    # a run without a name gets that of its side, by which lines and rows are distinguished
     bundles = [with_label(run, run.run.label or (sides or {}).get(run.run.run_id)) for run in bundles]
     style = files("headrace.bench.reporting").joinpath("report.css").read_text(encoding="utf-8")
     parts = {

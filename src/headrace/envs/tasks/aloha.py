@@ -75,7 +75,7 @@ class Aloha(Task[AlohaStateCfg]):
     file: ClassVar[str]
     """Of the model."""
     pairs: ClassVar[tuple[tuple[str, str], ...]]
-    """Geoms that may touch, two by two: what the stages of the reward are told from."""
+    """Geoms that may touch, two by two: what the stages of the reward follow from."""
     places: ClassVar[tuple[tuple[tuple[float, float], tuple[float, float]], ...]]
     """Of each object: the range of its x and of its y at the start, m."""
     words: ClassVar[str]

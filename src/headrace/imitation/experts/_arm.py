@@ -6,7 +6,7 @@ Places are in the arm's own frame: x ahead of its base, z up. Closed forms, one 
 
 An expert for ALOHA's transfer of a cube: the right arm picks it up and holds it out, the left one takes it.
 
-A feedback law of the observation alone, without memory: which part of the work is due is told from where the cube and
+A feedback law of the observation alone, without memory: which part of the work is due follows from where the cube and
 the hands are, and how far the right gripper is open.
 
 An expert for ``pusher-solid``: lower the open gripper over the object, then carry the object to the goal in it.

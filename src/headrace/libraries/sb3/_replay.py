@@ -39,7 +39,7 @@ class FrameReplayBuffer(ReplayBuffer):
     """SB3's ``replay_buffer_class`` over :class:`headrace.replay.ReplayBuffer`, for DQN, SAC, TD3 and DDPG.
 
     Next observations are the true ones also at ends, which SB3's ``optimize_memory_usage`` gives up, and time-outs are
-    told apart at the same time: ``dones`` is 1 only where the task ended the episode. Dict observations work as well.
+    distinguished at the same time: ``dones`` is 1 only where the task ended the episode. Dict observations work as well.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FrameReplayBuffer(ReplayBuffer):
             device: where samples go.
             n_envs: environments.
             optimize_memory_usage: must stay False: frames are stored once anyway.
-            handle_timeout_termination: must stay True: time-outs are always told apart.
+            handle_timeout_termination: must stay True: time-outs are always distinguished.
             stack: how stacked observations are made of frames; for ``VecFrameStack`` over pictures, channels first,
                 ``StackSpec(frames=K, dim=0, reset="zero")``.
             n_steps: steps to the next observation, as SB3 names it; with ``gamma``.

@@ -142,8 +142,8 @@ class Batcher:
     def _collect(self) -> list[_Job]:
         """Return the requests of the next batch; empty once closed.
 
-        Whoever came while the model ran has waited already. A batch goes at once when it is full, or when every
-        client has a request in it: nobody else could come.
+        A request that came while the model ran has waited already. A batch goes at once when it is full, or when every
+        client has a request in it: no other could come.
         """
         with self._changed:
             while True:
@@ -156,8 +156,8 @@ class Batcher:
                     continue
                 left = self._queue[0].arrived + self._max_wait - time.monotonic()
                 full = sum(job.rows for job in self._queue) >= self._max_rows
-                everyone = self._clients <= {job.client for job in self._queue}
-                if full or everyone or left <= 0:
+                complete = self._clients <= {job.client for job in self._queue}
+                if full or complete or left <= 0:
                     return self._take()
                 self._changed.wait(left)
 
@@ -231,7 +231,7 @@ class Batcher:
         try:
             answer = self._run(_merge(self._keep(jobs)))
         # whatever a policy raises goes to the clients; the model's thread must live on
-        except BaseException as error:  # noqa: BLE001  # told to the client
+        except BaseException as error:  # noqa: BLE001  # raised in the client
             if len(jobs) > 1 and not is_lost(error):  # one client's rows must not fail the others'
                 for job in jobs:
                     self._answer([job])

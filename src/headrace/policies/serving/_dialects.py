@@ -190,11 +190,13 @@ class Gr00tSpeaker(_Speaker):
         raw = cast("bytes", frame)
         # the marker of a modality tells the two generations of servers apart, before any array has been seen
         self._form = "npy" if b"__ModalityConfig_class__" in raw else "nd"
-        told = self._read(raw)
-        if not isinstance(told, dict) or "action" not in told:
-            raise PolicyError(f"server {self._server}: expected GR00T's modality configuration, got {shorten(told)}")
+        content = self._read(raw)
+        if not isinstance(content, dict) or "action" not in content:
+            raise PolicyError(f"server {self._server}: expected GR00T's modality configuration, got {shorten(content)}")
         try:
-            self._modalities = {name: _Modality.parse(value) for name, value in cast("dict[str, object]", told).items()}
+            self._modalities = {
+                name: _Modality.parse(value) for name, value in cast("dict[str, object]", content).items()
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"server {self._server}: cannot read its modality configuration: {error!r}") from error
         self._check()
@@ -226,8 +228,8 @@ class Gr00tSpeaker(_Speaker):
         """Return the action parts side by side, in the order of the server's modality keys."""
         del request
         answers = [self._read(cast("bytes", frame)) for frame in frames]
-        told = answers[-1]
-        action = cast("list[object]", told)[0] if isinstance(told, list) and told else told
+        content = answers[-1]
+        action = cast("list[object]", content)[0] if isinstance(content, list) and content else content
         try:
             chunk = take_actions(action, self._mapping.actions or self._modalities["action"].keys)
         except ConfigError as error:
@@ -270,16 +272,16 @@ class _Modality:
     deltas: tuple[int, ...]
 
     @classmethod
-    def parse(cls, told: object) -> _Modality:
-        fields = cast("dict[str, object]", json.loads(told) if isinstance(told, str | bytes) else told)
+    def parse(cls, content: object) -> _Modality:
+        fields = cast("dict[str, object]", json.loads(content) if isinstance(content, str | bytes) else content)
         keys, deltas = (cast("list[object]", fields[name]) for name in ("modality_keys", "delta_indices"))
         if not deltas or not all(isinstance(delta, int) for delta in deltas):
             raise ValueError(f"delta_indices {deltas}")
         return cls(tuple(map(str, keys)), tuple(cast("list[int]", deltas)))
 
 
-def _our_sizes(server: str, told: dict[str, object]) -> ServerSizes:
-    numbers = {name: told.get(name) for name in ("protocol", "horizon", "action_dim", "obs_steps", "strict_size")}
+def _our_sizes(server: str, content: dict[str, object]) -> ServerSizes:
+    numbers = {name: content.get(name) for name in ("protocol", "horizon", "action_dim", "obs_steps", "strict_size")}
     least = {"protocol": PROTOCOL, "horizon": 1, "action_dim": 1, "obs_steps": 1, "strict_size": 0}
     in_range = all(type(number) is int and least[name] <= number <= _LARGEST_SIZE for name, number in numbers.items())
     if not in_range or numbers["protocol"] != PROTOCOL:
@@ -293,19 +295,21 @@ def _our_sizes(server: str, told: dict[str, object]) -> ServerSizes:
         action_dim=sizes["action_dim"],
         obs_steps=sizes["obs_steps"],
         strict_size=sizes["strict_size"] or None,
-        memory=told.get("memory") is True,
-        process=str(told.get("process", "")) if told.get("memory") is True else "",
-        features=_features(server, told.get("features", {})),  # 0.2 sends none
+        memory=content.get("memory") is True,
+        process=str(content.get("process", "")) if content.get("memory") is True else "",
+        features=_features(server, content.get("features", {})),  # 0.2 sends none
     )
 
 
-def _features(server: str, told: object) -> dict[str, FeatureSpec]:
+def _features(server: str, content: object) -> dict[str, FeatureSpec]:
     try:
-        if isinstance(told, dict):
-            return {str(key): FeatureSpec.from_json(spec) for key, spec in cast("dict[object, object]", told).items()}
+        if isinstance(content, dict):
+            return {
+                str(key): FeatureSpec.from_json(spec) for key, spec in cast("dict[object, object]", content).items()
+            }
     except DataError as error:
         raise PolicyError(f"server {server}: {error}") from error
-    raise PolicyError(f"server {server}: expected a map of features, got {shorten(told)}")
+    raise PolicyError(f"server {server}: expected a map of features, got {shorten(content)}")
 
 
 Speaker: TypeAlias = WebsocketSpeaker | Gr00tSpeaker
@@ -331,10 +335,10 @@ def read_request(message: Mapping[str, object], policy: ChunkPolicy, visitor: Vi
 
 
 def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
-    told, obs = message["headrace"], message.get("obs")
-    if not isinstance(told, dict) or not isinstance(obs, dict):
+    content, obs = message["headrace"], message.get("obs")
+    if not isinstance(content, dict) or not isinstance(obs, dict):
         raise DataError(f"request: expected maps under 'headrace' and 'obs', got {shorten(message)}")
-    fields = cast("dict[str, object]", told)
+    fields = cast("dict[str, object]", content)
     if type(fields.get("protocol")) is not int or fields["protocol"] != PROTOCOL:
         raise DataError(
             f"request: expected protocol {PROTOCOL}, got {shorten(fields.get('protocol'))}; use one version"
@@ -347,10 +351,10 @@ def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
     return Request(obs=groups, context=context, ended=_read_ended(fields.get("ended")))
 
 
-def _context(told: object, policy: ChunkPolicy) -> ChunkContext:
-    if not isinstance(told, dict):
-        raise DataError(f"request: expected a context map, got {shorten(told)}")
-    fields = cast("dict[str, object]", told)
+def _context(content: object, policy: ChunkPolicy) -> ChunkContext:
+    if not isinstance(content, dict):
+        raise DataError(f"request: expected a context map, got {shorten(content)}")
+    fields = cast("dict[str, object]", content)
     texts = _texts(fields.get("instructions"))
     count = len(texts)
     tensors: dict[str, Tensor] = {}
@@ -372,12 +376,12 @@ def _all_within(values: Tensor, most: int | None) -> bool:
     return not len(values) or (int(values.min()) >= 0 and (most is None or int(values.max()) <= most))
 
 
-def _read_ended(told: object) -> EpisodeRows | None:
-    if told is None:
+def _read_ended(content: object) -> EpisodeRows | None:
+    if content is None:
         return None
-    if not isinstance(told, dict):
-        raise DataError(f"request: expected a map of ended episodes, got {shorten(told)}")
-    fields = cast("dict[str, object]", told)
+    if not isinstance(content, dict):
+        raise DataError(f"request: expected a map of ended episodes, got {shorten(content)}")
+    fields = cast("dict[str, object]", content)
     texts = _texts(fields.get("instructions"))
     seeds, ids = (_tensor(f"ended {name!r}", fields.get(name)) for name in ("seeds", "episode_ids"))
     if seeds.shape != (len(texts),) or ids.shape != (len(texts),) or {seeds.dtype, ids.dtype} != {torch.int64}:
@@ -416,12 +420,12 @@ def _integer(key: str, value: object) -> int:
     raise DataError(f"request: expected a number from 0 under {key!r}, got {shorten(value)}")
 
 
-def _texts(told: object) -> tuple[str, ...]:
-    if not isinstance(told, list) or not all(isinstance(text, str) for text in cast("list[object]", told)):
-        raise DataError(f"request: expected a list of instructions, one text per row, got {shorten(told)}")
-    if len(cast("list[object]", told)) > _MOST_ROWS:
-        raise DataError(f"request: expected at most {_MOST_ROWS} rows, got {len(cast('list[object]', told))}")
-    return tuple(cast("list[str]", told))
+def _texts(content: object) -> tuple[str, ...]:
+    if not isinstance(content, list) or not all(isinstance(text, str) for text in cast("list[object]", content)):
+        raise DataError(f"request: expected a list of instructions, one text per row, got {shorten(content)}")
+    if len(cast("list[object]", content)) > _MOST_ROWS:
+        raise DataError(f"request: expected at most {_MOST_ROWS} rows, got {len(cast('list[object]', content))}")
+    return tuple(cast("list[str]", content))
 
 
 def _tensor(what: str, value: object) -> Tensor:

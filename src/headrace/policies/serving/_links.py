@@ -51,7 +51,7 @@ class WebsocketLink:
         return self._connection is not None
 
     def open(self) -> bytes | str | None:
-        """Connect, and read the metadata that the server sends first. Raises ``LinkLost`` where nobody answers."""
+        """Connect, and read the metadata that the server sends first. Raises ``LinkLost`` where no server answers."""
         self.close()
         cfg = self._cfg
         headers = {"Authorization": f"Api-Key {cfg.api_key}"} if cfg.api_key else None
@@ -200,7 +200,7 @@ Link: TypeAlias = WebsocketLink | ZmqLink
 def persist(attempt: Callable[[], T], *, seconds: float, server: str) -> T:
     """Try until it works or the seconds are over; pauses grow and are random, so that clients do not come together."""
     deadline = time.monotonic() + seconds
-    pause, told = _FIRST_PAUSE, False
+    pause, warned = _FIRST_PAUSE, False
     while True:
         try:
             return attempt()
@@ -211,8 +211,8 @@ def persist(attempt: Callable[[], T], *, seconds: float, server: str) -> T:
                     f"server {server}: no connection within {seconds:g} s ({error}); start the server, check the "
                     "address, or raise RemoteCfg(reconnect=…)"
                 ) from error
-            if not told:
+            if not warned:
                 _LOGGER.warning("server %s: no connection (%s); trying for %g s", server, error, seconds)
-                told = True
+                warned = True
             time.sleep(min(left, pause * random.uniform(0.5, 1.5)))
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -158,7 +158,7 @@ class PolicyServer:
         return self
 
     def wait(self) -> None:
-        """Wait until somebody closes the server; Ctrl-C is raised here."""
+        """Wait until another thread closes the server; Ctrl-C is raised here."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout=1.0)  # a join without a time-out cannot be interrupted everywhere
 
@@ -260,7 +260,7 @@ class PolicyServer:
     async def _answer(
         self, connection: Any, frame: bytes | str, visitor: Visitor, total: float | None
     ) -> bytes | memoryview | None:
-        """Return the reply to one frame; None once the client is gone, or was told of an error."""
+        """Return the reply to one frame; None once the client is gone, or has an error."""
         assert self._batcher is not None
         try:
             finish: Callable[[Any], bytes | memoryview] = bytes
