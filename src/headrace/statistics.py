@@ -71,7 +71,7 @@ def bootstrap_interval(
 ) -> Interval:
     """Mean (or, if ``robust``, interquartile mean) of (n,) values with a percentile bootstrap 95 % interval.
 
-    From 20,000 values on it is the interval of the normal distribution, which a bootstrap could not be distinguished from.
+    From 20,000 values on it is the interval of the normal distribution: a bootstrap would give the same.
     """
     data = np.asarray(values, dtype=np.float64)
     count = len(data)

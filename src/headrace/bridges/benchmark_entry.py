@@ -41,13 +41,13 @@ class MetaWorld:
     def reset(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin the episode of a seed."""
         self._env.seed(seed)
-        return self._observe(self._env.reset()[0]), {"instruction": self._text}
+        return self._read(self._env.reset()[0]), {"instruction": self._text}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Take one control step; the horizon is MetaWorld's own 500."""
         obs, reward, _, _, info = self._env.step(np.asarray(action, np.float64).clip(-1.0, 1.0))
         done, late = bool(info["success"]), self._env.curr_path_length >= self._env.max_path_length
-        return self._observe(obs), float(reward), done, late, {"is_success": done}
+        return self._read(obs), float(reward), done, late, {"is_success": done}
 
     def draw(self) -> dict[str, Any]:
         """Draw the picture; this camera stands on its head."""
@@ -57,7 +57,7 @@ class MetaWorld:
         """Release the renderer."""
         self._env.close()
 
-    def _observe(self, obs: Any) -> dict[str, Any]:
+    def _read(self, obs: Any) -> dict[str, Any]:
         return {STATE: obs[:4].astype(np.float32), SCENE: obs.astype(np.float32)}
 
 
@@ -80,19 +80,13 @@ class PushT:
     def reset(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin the episode of a seed."""
         self._count = 0
-        return self._observe(self._env.reset(seed=seed)[0]), {"instruction": "push the T onto its target"}
+        return self._read(self._env.reset(seed=seed)[0]), {"instruction": "push the T onto its target"}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Take one control step."""
         obs, reward, done, _, info = self._env.step(np.asarray(action, np.float64))
         self._count += 1
-        return (
-            self._observe(obs),
-            float(reward),
-            bool(done),
-            self._count >= 300,
-            {"is_success": bool(info["is_success"])},
-        )
+        return self._read(obs), float(reward), bool(done), self._count >= 300, {"is_success": bool(info["is_success"])}
 
     def draw(self) -> dict[str, Any]:
         """Draw the picture that ``pixels_agent_pos`` has."""
@@ -102,7 +96,7 @@ class PushT:
         """Release pygame's surfaces."""
         self._env.close()
 
-    def _observe(self, obs: Any) -> dict[str, Any]:
+    def _read(self, obs: Any) -> dict[str, Any]:
         return {STATE: obs[:2].astype(np.float32), SCENE: obs.astype(np.float32)}
 
 

@@ -312,10 +312,8 @@ def check_same(expected: Header, got: Header, name: str) -> None:
                 f"{hint if key == 'strict_size' else ''}"
             )
     if changed := _changes(expected, got):
-        changes = ", ".join(
-            f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed
-        )
-        warnings.warn(f"{name}: played under other circumstances: {changes}", stacklevel=3)
+        diff = ", ".join(f"{key} {got.circumstances.get(key)!r} → {expected.circumstances[key]!r}" for key in changed)
+        warnings.warn(f"{name}: played under other circumstances: {diff}", stacklevel=3)
 
 
 def _changes(expected: Header, got: Header) -> list[str]:

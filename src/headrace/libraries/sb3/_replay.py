@@ -39,7 +39,7 @@ class FrameReplayBuffer(ReplayBuffer):
     """SB3's ``replay_buffer_class`` over :class:`headrace.replay.ReplayBuffer`, for DQN, SAC, TD3 and DDPG.
 
     Next observations are the true ones also at ends, which SB3's ``optimize_memory_usage`` gives up, and time-outs are
-    distinguished at the same time: ``dones`` is 1 only where the task ended the episode. Dict observations work as well.
+    separate at the same time: ``dones`` is 1 only where the task ended the episode. Dict observations work as well.
     """
 
     def __init__(

@@ -190,13 +190,11 @@ class Gr00tSpeaker(_Speaker):
         raw = cast("bytes", frame)
         # the marker of a modality tells the two generations of servers apart, before any array has been seen
         self._form = "npy" if b"__ModalityConfig_class__" in raw else "nd"
-        content = self._read(raw)
-        if not isinstance(content, dict) or "action" not in content:
-            raise PolicyError(f"server {self._server}: expected GR00T's modality configuration, got {shorten(content)}")
+        sent = self._read(raw)
+        if not isinstance(sent, dict) or "action" not in sent:
+            raise PolicyError(f"server {self._server}: expected GR00T's modality configuration, got {shorten(sent)}")
         try:
-            self._modalities = {
-                name: _Modality.parse(value) for name, value in cast("dict[str, object]", content).items()
-            }
+            self._modalities = {name: _Modality.parse(value) for name, value in cast("dict[str, object]", sent).items()}
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"server {self._server}: cannot read its modality configuration: {error!r}") from error
         self._check()
@@ -228,8 +226,8 @@ class Gr00tSpeaker(_Speaker):
         """Return the action parts side by side, in the order of the server's modality keys."""
         del request
         answers = [self._read(cast("bytes", frame)) for frame in frames]
-        content = answers[-1]
-        action = cast("list[object]", content)[0] if isinstance(content, list) and content else content
+        sent = answers[-1]
+        action = cast("list[object]", sent)[0] if isinstance(sent, list) and sent else sent
         try:
             chunk = take_actions(action, self._mapping.actions or self._modalities["action"].keys)
         except ConfigError as error:
@@ -272,16 +270,16 @@ class _Modality:
     deltas: tuple[int, ...]
 
     @classmethod
-    def parse(cls, content: object) -> _Modality:
-        fields = cast("dict[str, object]", json.loads(content) if isinstance(content, str | bytes) else content)
+    def parse(cls, sent: object) -> _Modality:
+        fields = cast("dict[str, object]", json.loads(sent) if isinstance(sent, str | bytes) else sent)
         keys, deltas = (cast("list[object]", fields[name]) for name in ("modality_keys", "delta_indices"))
         if not deltas or not all(isinstance(delta, int) for delta in deltas):
             raise ValueError(f"delta_indices {deltas}")
         return cls(tuple(map(str, keys)), tuple(cast("list[int]", deltas)))
 
 
-def _our_sizes(server: str, content: dict[str, object]) -> ServerSizes:
-    numbers = {name: content.get(name) for name in ("protocol", "horizon", "action_dim", "obs_steps", "strict_size")}
+def _our_sizes(server: str, sent: dict[str, object]) -> ServerSizes:
+    numbers = {name: sent.get(name) for name in ("protocol", "horizon", "action_dim", "obs_steps", "strict_size")}
     least = {"protocol": PROTOCOL, "horizon": 1, "action_dim": 1, "obs_steps": 1, "strict_size": 0}
     in_range = all(type(number) is int and least[name] <= number <= _LARGEST_SIZE for name, number in numbers.items())
     if not in_range or numbers["protocol"] != PROTOCOL:
@@ -295,21 +293,19 @@ def _our_sizes(server: str, content: dict[str, object]) -> ServerSizes:
         action_dim=sizes["action_dim"],
         obs_steps=sizes["obs_steps"],
         strict_size=sizes["strict_size"] or None,
-        memory=content.get("memory") is True,
-        process=str(content.get("process", "")) if content.get("memory") is True else "",
-        features=_features(server, content.get("features", {})),  # 0.2 sends none
+        memory=sent.get("memory") is True,
+        process=str(sent.get("process", "")) if sent.get("memory") is True else "",
+        features=_features(server, sent.get("features", {})),  # 0.2 sends none
     )
 
 
-def _features(server: str, content: object) -> dict[str, FeatureSpec]:
+def _features(server: str, sent: object) -> dict[str, FeatureSpec]:
     try:
-        if isinstance(content, dict):
-            return {
-                str(key): FeatureSpec.from_json(spec) for key, spec in cast("dict[object, object]", content).items()
-            }
+        if isinstance(sent, dict):
+            return {str(key): FeatureSpec.from_json(spec) for key, spec in cast("dict[object, object]", sent).items()}
     except DataError as error:
         raise PolicyError(f"server {server}: {error}") from error
-    raise PolicyError(f"server {server}: expected a map of features, got {shorten(content)}")
+    raise PolicyError(f"server {server}: expected a map of features, got {shorten(sent)}")
 
 
 Speaker: TypeAlias = WebsocketSpeaker | Gr00tSpeaker
@@ -335,10 +331,10 @@ def read_request(message: Mapping[str, object], policy: ChunkPolicy, visitor: Vi
 
 
 def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
-    content, obs = message["headrace"], message.get("obs")
-    if not isinstance(content, dict) or not isinstance(obs, dict):
+    sent, obs = message["headrace"], message.get("obs")
+    if not isinstance(sent, dict) or not isinstance(obs, dict):
         raise DataError(f"request: expected maps under 'headrace' and 'obs', got {shorten(message)}")
-    fields = cast("dict[str, object]", content)
+    fields = cast("dict[str, object]", sent)
     if type(fields.get("protocol")) is not int or fields["protocol"] != PROTOCOL:
         raise DataError(
             f"request: expected protocol {PROTOCOL}, got {shorten(fields.get('protocol'))}; use one version"
@@ -351,10 +347,10 @@ def _ours(message: Mapping[str, object], policy: ChunkPolicy) -> Request:
     return Request(obs=groups, context=context, ended=_read_ended(fields.get("ended")))
 
 
-def _context(content: object, policy: ChunkPolicy) -> ChunkContext:
-    if not isinstance(content, dict):
-        raise DataError(f"request: expected a context map, got {shorten(content)}")
-    fields = cast("dict[str, object]", content)
+def _context(sent: object, policy: ChunkPolicy) -> ChunkContext:
+    if not isinstance(sent, dict):
+        raise DataError(f"request: expected a context map, got {shorten(sent)}")
+    fields = cast("dict[str, object]", sent)
     texts = _texts(fields.get("instructions"))
     count = len(texts)
     tensors: dict[str, Tensor] = {}
@@ -376,12 +372,12 @@ def _all_within(values: Tensor, most: int | None) -> bool:
     return not len(values) or (int(values.min()) >= 0 and (most is None or int(values.max()) <= most))
 
 
-def _read_ended(content: object) -> EpisodeRows | None:
-    if content is None:
+def _read_ended(sent: object) -> EpisodeRows | None:
+    if sent is None:
         return None
-    if not isinstance(content, dict):
-        raise DataError(f"request: expected a map of ended episodes, got {shorten(content)}")
-    fields = cast("dict[str, object]", content)
+    if not isinstance(sent, dict):
+        raise DataError(f"request: expected a map of ended episodes, got {shorten(sent)}")
+    fields = cast("dict[str, object]", sent)
     texts = _texts(fields.get("instructions"))
     seeds, ids = (_tensor(f"ended {name!r}", fields.get(name)) for name in ("seeds", "episode_ids"))
     if seeds.shape != (len(texts),) or ids.shape != (len(texts),) or {seeds.dtype, ids.dtype} != {torch.int64}:
@@ -420,12 +416,12 @@ def _integer(key: str, value: object) -> int:
     raise DataError(f"request: expected a number from 0 under {key!r}, got {shorten(value)}")
 
 
-def _texts(content: object) -> tuple[str, ...]:
-    if not isinstance(content, list) or not all(isinstance(text, str) for text in cast("list[object]", content)):
-        raise DataError(f"request: expected a list of instructions, one text per row, got {shorten(content)}")
-    if len(cast("list[object]", content)) > _MOST_ROWS:
-        raise DataError(f"request: expected at most {_MOST_ROWS} rows, got {len(cast('list[object]', content))}")
-    return tuple(cast("list[str]", content))
+def _texts(sent: object) -> tuple[str, ...]:
+    if not isinstance(sent, list) or not all(isinstance(text, str) for text in cast("list[object]", sent)):
+        raise DataError(f"request: expected a list of instructions, one text per row, got {shorten(sent)}")
+    if len(cast("list[object]", sent)) > _MOST_ROWS:
+        raise DataError(f"request: expected at most {_MOST_ROWS} rows, got {len(cast('list[object]', sent))}")
+    return tuple(cast("list[str]", sent))
 
 
 def _tensor(what: str, value: object) -> Tensor:
