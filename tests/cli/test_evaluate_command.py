@@ -215,7 +215,7 @@ def test_what_cannot_be_merged_or_saved_is_an_error_before_the_work(
         _run("--policy", POLICY, "--ray-address", "auto")
     with pytest.raises(ConfigError, match="--batch-size: expected no --fast"):
         _run("--policy", POLICY, "--fast", "--batch-size", "4")
-    with pytest.raises(ConfigError, match="--resize, --prompt-key: expected --map"):
+    with pytest.raises(ConfigError, match="--resize: expected --map"):
         _run("--policy", POLICY, "--resize", "8x8")
     assert main(["merge", str(tmp_path / "there.json")]) == 2
     assert main(["merge", str(tmp_path / "absent")]) == 2

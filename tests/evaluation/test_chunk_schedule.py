@@ -253,7 +253,7 @@ def test_a_plan_is_a_number_or_ids(episodes: object) -> None:
         ({"execute": 2, "timeout": 0.0}, "timeout: expected more than 0 seconds"),
         ({"execute": 2, "timeout": float("inf")}, "timeout: expected more than 0 seconds"),
         ({"execute": 2, "batching": "strictly"}, "batching mode: expected 'fast' or 'strict', got 'strictly'"),
-        ({"execute": 2, "seed": 2**63}, "seed: expected one number of 64 bits"),
+        ({"execute": 2, "seed": 2**63}, "expected a number of 64 bits"),
         ({"execute": 2, "engine": "threads"}, "unknown engine 'threads'; did you mean 'thread'"),
         ({"execute": 2, "episodes": 0}, "episodes: expected at least one"),
         ({"execute": 2, "episodes": [1, 1]}, "each once"),

@@ -80,7 +80,6 @@ class Benchmark(Generic[B]):
         *,
         output: Path | None = None,
         formatters: Sequence[str] = ("schema",),
-        monitor_interval: float = 1.0,
     ) -> None:
         """Check everything that could keep the result from being written; nothing runs yet.
 
@@ -90,7 +89,6 @@ class Benchmark(Generic[B]):
             output: directory for the files, made if needed; None for ``runs/<run id>``. A file of the same name in it
                 is not overwritten.
             formatters: names as in ``--formatter``; ``schema`` is the bundle itself.
-            monitor_interval: seconds between samples of CPU, memory and GPU.
         """
         if settings.num_envs < 1:
             raise ConfigError(f"num_envs: expected at least 1, got {settings.num_envs}")
@@ -99,7 +97,7 @@ class Benchmark(Generic[B]):
         self._made_utc = datetime.now(UTC)
         self.output = Path("runs") / self.run_id if output is None else output
         self.formatters = check_output(self.output, builder.kind, formatters)
-        self.monitor = ResourceMonitor(monitor_interval)
+        self.monitor = ResourceMonitor()
         self.paths: list[Path] = []
         """The files that were written."""
         self.resumed_from: schema.ResumedFrom | None = None

@@ -23,6 +23,7 @@ import psutil
 from pydantic import JsonValue
 
 from headrace import __version__
+from headrace._kernels.threads import available_cores
 from headrace.bench.schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Statistic, Versions
 from headrace.errors import ConfigError
 from headrace.libraries.registry import BUILT_IN, library
@@ -87,7 +88,7 @@ def hardware() -> Hardware:
         cpu_count=os.cpu_count() or 1,
         ram_gb=round(psutil.virtual_memory().total / GB, 2),
         cpu_physical=psutil.cpu_count(logical=False),
-        cpu_usable=len(os.sched_getaffinity(0)),
+        cpu_usable=available_cores(),
         cpu_governor=_GOVERNOR.read_text().strip() if _GOVERNOR.is_file() else None,
         load_average=os.getloadavg(),
         platform=platform.platform(),

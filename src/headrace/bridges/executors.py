@@ -14,7 +14,6 @@ import base64
 import hashlib
 import io
 import itertools
-import os
 import pickle
 import sys
 import types
@@ -357,11 +356,6 @@ def split(count: int, workers: int) -> list[slice]:
     """Contiguous parts of nearly equal size, none of them empty."""
     bounds = np.linspace(0, count, min(count, workers) + 1).astype(int).tolist()
     return [slice(low, high) for low, high in itertools.pairwise(bounds)]
-
-
-def available_cores() -> int:
-    """Return the cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def _finish(futures: Sequence[Future[_T]]) -> list[_T]:

@@ -10,6 +10,7 @@ from typing import Unpack, cast
 import gymnasium
 
 from headrace._gymnasium_ids import ENTRY, GYMNASIUM
+from headrace._kernels.threads import available_cores
 from headrace._named import import_module
 from headrace.bridges._batched import RowBackend, RowSimulator
 from headrace.bridges._exchange import Exchange, exchange_layout
@@ -22,7 +23,6 @@ from headrace.bridges.executors import (
     EnvGroup,
     InlineBackend,
     ThreadBackend,
-    available_cores,
 )
 from headrace.envs.recipe import Autoreset, EnvRecipe, EpisodeRules, Executor, check_autoreset, check_count
 from headrace.errors import ConfigError, DtypeError, UnknownNameError

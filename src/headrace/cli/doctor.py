@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace._kernels.threads import available_cores
 from headrace.cli.records import Command
 from headrace.errors import ConfigError
 
@@ -110,7 +111,7 @@ def threads() -> list[Finding]:
     """Cores and the settings that divide them."""
     import torch
 
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     held = {
         name: os.environ[name]
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "HEADRACE_NUM_THREADS")

@@ -124,8 +124,6 @@ class EvaluateOptions:
     """Address of a cluster, or auto (default: one on this machine that ends with the command)."""
     map: Sequence[str] = ()
     """With a policy server: fill its KEY from a group, or a part of it such as policy[0:7]: KEY=GROUP."""
-    prompt_key: str | None = None
-    """With a policy server: name of the instruction in a request (default: prompt)."""
     resize: Annotated[tuple[int, int] | None, _size] = None
     """With a policy server: fit images into this size, HEIGHTxWIDTH, padded with black."""
 
@@ -264,11 +262,9 @@ def _mapping(given: EvaluateOptions) -> ObservationMap | None:
     if given.map:
         from headrace.policies.observation_map import parse_mapping
 
-        return parse_mapping(given.map, image_size=given.resize, prompt=given.prompt_key or "prompt")
-    if given.resize is not None or given.prompt_key is not None:
-        raise ConfigError(
-            "--resize, --prompt-key: expected --map KEY=GROUP with them; without, groups go by name as they are"
-        )
+        return parse_mapping(given.map, image_size=given.resize)
+    if given.resize is not None:
+        raise ConfigError("--resize: expected --map KEY=GROUP with it; without, groups go by name as they are")
     return None
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypedDict, TypeVar, cast, get_args
 
 from headrace._gymnasium_ids import ENTRY, FOREIGN, GYMNASIUM, IDS
 from headrace._named import import_module
@@ -541,10 +541,12 @@ def check_count(name: str, value: object, *, most: int | None = None) -> None:
         raise ConfigError(f"{name}: expected at most {most:,}, got {value:,}; memory is allocated for all of them")
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that some library or generator does not take."""
-    if not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"seed (--seed): expected a number of 64 bits, got {seed}; pass 0, 1, 2, …")
+def check_seed(seed: object) -> None:
+    """Refuse what is not one number of 64 bits."""
+    if not isinstance(seed, SupportsIndex) or isinstance(seed, bool) or not -(2**63) <= seed.__index__() < 2**63:
+        raise ConfigError(
+            f"seed (--seed): expected a number of 64 bits, got {seed!r}; pass 0, 1, 2, …; a suite has several seeds"
+        )
 
 
 def check_autoreset(autoreset: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from headrace.envs.recipe import EnvRecipe
+from headrace.envs.recipe import EnvRecipe, check_seed
 from headrace.errors import ConfigError, HeadraceError, require_extra
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.files import check_new, check_writable
@@ -79,7 +79,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from headrace.evaluation.player import check_engine, check_seed, open_player, play_plan
+    from headrace.evaluation.player import check_engine, open_player, play_plan
     from headrace.evaluation.scheduling import EpisodePlan
     from headrace.policies.load_policy import find_policy, find_task
 

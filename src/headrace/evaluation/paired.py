@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from rich.console import Console
 
-from headrace.envs.recipe import EnvRecipe
+from headrace.envs.recipe import EnvRecipe, check_seed
 from headrace.errors import ConfigError
 from headrace.evaluation._result import EpisodeResult, Evaluation, format_number, format_percent
 from headrace.evaluation._result_files import total_counters
 from headrace.evaluation.cfg import PlayCfg
 from headrace.evaluation.evaluating import NUM_ENVS, film_again
-from headrace.evaluation.player import Player, check_engine, check_seed, open_player
+from headrace.evaluation.player import Player, check_engine, open_player
 from headrace.evaluation.scheduling import EpisodePlan
 from headrace.files import check_new, write_whole
 from headrace.policies.load_policy import find_policy

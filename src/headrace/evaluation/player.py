@@ -15,6 +15,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from torch import nn
 
 from headrace._progress import progress as show_progress
+from headrace.envs.recipe import check_seed
 from headrace.envs.task import count_actions
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.evaluation._journal import Header, Journal, circumstances, describe_source
@@ -217,12 +218,6 @@ class Player:
         """End an engine that was made here."""
         if self._own_engine:
             self._engine.close()
-
-
-def check_seed(seed: object) -> None:
-    """Refuse what is not one number of 64 bits."""
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
-        raise ConfigError(f"seed: expected one number of 64 bits, got {seed!r}; a suite has several seeds")
 
 
 def _lengths(cfg: PlayCfg, horizon: int) -> ChunkLengths:

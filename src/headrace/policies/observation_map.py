@@ -300,9 +300,7 @@ def to_array(group: str, values: torch.Tensor) -> Array:
     return cast("Array", values.detach().cpu().numpy())
 
 
-def parse_mapping(
-    assignments: Iterable[str], *, image_size: tuple[int, int] | None = None, prompt: str | None = "prompt"
-) -> ObservationMap:
+def parse_mapping(assignments: Iterable[str], *, image_size: tuple[int, int] | None = None) -> ObservationMap:
     """Return a mapping from ``KEY=GROUP`` texts, as on the command line."""
     keys: dict[str, str] = {}
     for text in assignments:
@@ -310,7 +308,7 @@ def parse_mapping(
         if not equals or not key or not source or key in keys:
             raise ConfigError(f"--map: expected KEY=GROUP once per key, such as observation/state=policy, got {text!r}")
         keys[key] = source
-    return ObservationMap(keys=keys, image_size=image_size, prompt=prompt)
+    return ObservationMap(keys=keys, image_size=image_size)
 
 
 def take_actions(answer: object, keys: tuple[str, ...]) -> Array:

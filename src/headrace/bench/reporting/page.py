@@ -31,7 +31,7 @@ _POINTS = 200
 """Of a learning curve; longer ones are thinned."""
 
 
-def html_table(label: str, caption: str, heads: Sequence[str], rows: Iterable[str], *, attributes: str = "") -> str:
+def html_table(label: str, caption: str, heads: Sequence[str], rows: Iterable[str]) -> str:
     """Return a table that scrolls on its own.
 
     Args:
@@ -39,11 +39,10 @@ def html_table(label: str, caption: str, heads: Sequence[str], rows: Iterable[st
         caption: above it.
         heads: of the columns.
         rows: ``<tr>`` elements.
-        attributes: of the ``<table>``.
     """
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table{attributes}>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -54,10 +53,9 @@ def html_notes(notes: Iterable[str]) -> str:
     return f'<ul class="notes">{items}</ul>'
 
 
-def html_row(head: str, cells: Iterable[str], *, after: str = "", attributes: str = "") -> str:
-    """Return a row with its name in front; ``after`` is the HTML of further cells, ``attributes`` are those of the
-    row."""
-    return f'<tr{attributes}><th scope="row">{escape(head)}</th>{_cells(cells)}{after}</tr>'
+def html_row(head: str, cells: Iterable[str], *, after: str = "") -> str:
+    """Return a row with its name in front; ``after`` is the HTML of further cells."""
+    return f'<tr><th scope="row">{escape(head)}</th>{_cells(cells)}{after}</tr>'
 
 
 def _cells(texts: Iterable[str]) -> str:
