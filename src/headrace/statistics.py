@@ -27,9 +27,7 @@ class Interval(NamedTuple):
 def wilson_interval(successes: int, trials: int) -> Interval:
     """Success rate with Wilson's 95 % score interval; honest for few trials and for rates near 0 and 1."""
     if trials < 1 or not 0 <= successes <= trials:
-        raise ConfigError(
-            f"wilson_interval: expected 0 <= successes <= trials and trials >= 1, got {successes}/{trials}"
-        )
+        raise ConfigError(f"wilson_interval: expected 0 <= successes <= trials, trials >= 1, got {successes}/{trials}")
     rate = successes / trials
     z2 = _Z_95 * _Z_95
     scale = 1.0 / (1.0 + z2 / trials)

@@ -142,9 +142,7 @@ def parse_assignments(assignments: Iterable[str], option: str = "--set") -> dict
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise ConfigError(
-                f"{option}: expected path=value, got {assignment!r}; for example {option} episode_length=50"
-            )
+            raise ConfigError(f"{option}: expected path=value, such as episode_length=50, got {assignment!r}")
         if text.lower() in _WORDS:
             parsed[path] = _WORDS[text.lower()]
             continue

@@ -506,9 +506,7 @@ def rehearse(task: Task, sim: Simulation) -> None:
     _check(task, "terminated", task.terminated(rows), (1,), torch.bool)
     success = task.success(rows)
     if (success is None) != (task.success_measure is None):
-        raise ShapeError(
-            f"{_name(task)}: expected success_measure (in words) and success(rows) to be given both or not at all"
-        )
+        raise ShapeError(f"{_name(task)}: expected success_measure (in words) and success(rows), or neither")
     if success is not None:
         _check(task, "success", success, (1,), torch.bool)
     texts = task.instructions(rows)

@@ -227,9 +227,7 @@ def _lengths(cfg: PlayCfg, horizon: int) -> ChunkLengths:
     if execute is None:
         execute = 1 if blended else horizon - cfg.offset - cfg.latency
     if blended and (execute != 1 or cfg.latency):
-        raise ConfigError(
-            f"ensemble_decay: expected execute=1 and no latency, got execute={execute}, latency={cfg.latency}"
-        )
+        raise ConfigError(f"ensemble_decay: expected execute=1 and latency=0, got {execute} and {cfg.latency}")
     return ChunkLengths(horizon=horizon, execute=execute, offset=cfg.offset, latency=cfg.latency)
 
 

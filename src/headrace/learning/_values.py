@@ -249,9 +249,7 @@ def _each(rows: ObsRows, function: Callable[[Tensor], Tensor]) -> ObsRows:
 def _pairwise(first: ObsRows, second: ObsRows, function: Callable[[Tensor, Tensor], Tensor]) -> ObsRows:
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
-            raise ShapeError(
-                f"observations: expected the same groups in both, got {sorted(first)} and {sorted(second)}"
-            )
+            raise ShapeError(f"observations: expected the same groups, got {sorted(first)} and {sorted(second)}")
         return {name: function(tensor, second[name]) for name, tensor in first.items()}
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return function(first, second)

@@ -351,9 +351,7 @@ def read_settings(run: Path) -> PPOCfg:
 def _read_kept(kept: Kept) -> CheckpointMeta:
     meta = read_meta(kept.last, library(kept.library))
     if meta is None:
-        raise DataError(
-            f"{kept.last}: expected a checkpoint that 'headrace train' wrote, got one without a description"
-        )
+        raise DataError(f"{kept.last}: expected a checkpoint of 'headrace train', got one without a description")
     return meta
 
 

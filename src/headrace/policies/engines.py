@@ -115,9 +115,7 @@ def make_engine(name: str, policy: ChunkPolicy, batching: Batching, timeout: flo
     that one request may take.
     """
     if timeout is not None and not 0 < timeout <= _LONGEST_S:
-        raise ConfigError(
-            f"timeout: expected more than 0 seconds, up to {_LONGEST_S:g}, or None for any, got {timeout}"
-        )
+        raise ConfigError(f"timeout: expected more than 0 seconds, up to {_LONGEST_S:g}, or None, got {timeout}")
     if name not in _ENGINES:
         raise UnknownNameError("engine", name, _ENGINES)
     return _ENGINES[name](policy, batching, timeout)

@@ -289,9 +289,7 @@ def play(
             trajectory.terminated.append(bool(step.terminated[slot]))
             trajectory.truncated.append(bool(step.truncated[slot]))
     slow = {episode: len(t) for episode, t in seen.items()}
-    raise AssertionError(
-        f"expected {steps} steps of each episode in {steps * _CALLS_PER_STEP} calls of step, got {slow}"
-    )
+    raise AssertionError(f"expected {steps} steps of each episode in {steps * _CALLS_PER_STEP} calls, got {slow}")
 
 
 def require_same_trajectories(
