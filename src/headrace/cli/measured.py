@@ -13,8 +13,6 @@ from rich.table import Table
 from headrace._progress import draws_bars, progress_bar, say
 from headrace.bench import SuccessRule
 from headrace.bench.benchmark import USUAL_ENVS, RunCfg
-from headrace.bench.measured.play import play
-from headrace.bench.measured.run import run, runtime, startup
 from headrace.bench.measured.train import train
 from headrace.cli.records import Command, Only, Positional, keywords, make_record, show_bundle
 from headrace.envs.recipe import EnvKeywords
@@ -48,6 +46,8 @@ class RunOptions:
 
 
 def _run(given: RunOptions) -> int:
+    from headrace.bench.measured.run import run
+
     with progress_bar("stepping", given.num_steps) as update:
         result = run(**keywords(given), on_progress=update)
     Console().print(_table(result, given.record))
@@ -98,6 +98,8 @@ class RuntimeOptions:
 
 
 def _runtime(given: RuntimeOptions) -> int:
+    from headrace.bench.measured.run import runtime
+
     result = runtime(**keywords(given), progress=progress_bar)
     show_bundle(result.bundle, result.paths)
     return 0
@@ -117,6 +119,8 @@ class StartupOptions:
 
 
 def _startup(given: StartupOptions) -> int:
+    from headrace.bench.measured.run import startup
+
     result = startup(**keywords(given), progress=progress_bar)
     show_bundle(result.bundle, result.paths)
     return 0
@@ -237,6 +241,8 @@ class PlayOptions:
 
 
 def _play(given: PlayOptions) -> int:
+    from headrace.bench.measured.play import play
+
     settings = keywords(given)
     settings["deterministic"] = not settings.pop("stochastic")
     steps = given.num_steps
