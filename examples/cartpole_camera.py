@@ -6,8 +6,8 @@
 
 Each run takes one core and a fixed number of steps, so a seed gives the same policy again on one machine. It leaves
 KIND-SEED.json (the curve, and the score of the final policy, acting without noise, on 100 held-out episodes) and
-KIND-SEED.pt, which ``headrace.learning.load_actor_critic`` reads. A run that is there already is not repeated. With
-NUMBA_NUM_THREADS=1 in the environment nothing uses a second core.
+KIND-SEED.pt, which ``load_actor_critic`` of ``headrace.learning.actor_critic`` reads. A run that is there already is not
+repeated. With NUMBA_NUM_THREADS=1 in the environment nothing uses a second core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import headrace
-from headrace.learning import PPO, Policy, PPOCfg, save_actor_critic
+from headrace.learning import PPO, PPOCfg
+from headrace.learning.actor_critic import Policy, save_actor_critic
 
 PICTURE = {"pixels": 48, "color": "gray"}
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -16,7 +16,11 @@ _PLACES = {
     "bench.figures": ("Form", "Metric", "metrics", "register_metrics", "summary_text"),
     "bench.reporting.page": ("Film", "Story"),
     "bench.schema": ("EpisodePlan", "PlayBundle", "RunConfig", "RuntimeBundle", "StartupBundle", "TrainingBundle"),
+    "envs.recipe": ("with_overrides",),
+    "envs.registry": ("make_task",),
     "evaluation.scheduling": (*("Admission", "Greedy", "Immediate", "QueueState", "Synchronized", "WholeBatchOnAny"),),
+    "learning.actor_critic": ("Policy", "load_actor_critic", "save_actor_critic"),
+    "learning.collecting": ("Collector",),
     "libraries.learner": ("InferencePolicy", "LearnerEnv"),
     "libraries.registry": ("libraries", "library"),
     "libraries.training": ("CheckpointMeta",),
@@ -49,13 +53,14 @@ MOVED = {
     ),
     "headrace.demo": "headrace.bench.story.demo",
     "headrace.distributed": "headrace.evaluate(…, workers=…) and headrace.learning",
-    "headrace.envs.bridges": "headrace.bridges",
+    "headrace.envs.bridges": "headrace.bridges, headrace.bridges.interpreter",
     "headrace.evaluate_suite": "headrace.evaluation.evaluate_suite",
     "headrace.imitate": "headrace.imitation.imitate",
     "headrace.merge": "headrace.evaluation.merge",
     "headrace.picture": "headrace.viewing.picture",
     "headrace.rollout": (
         "headrace.evaluate, headrace.evaluation, headrace.learning, headrace.policies, headrace.imitation, "
+        "headrace.imitation.cloning, headrace.imitation.demonstrations, headrace.learning.collecting, "
         "headrace.policies.load_policy, headrace.recording, headrace.recording.playback, and load_chunk_policy "
         "headrace.load_policy"
     ),

@@ -22,8 +22,8 @@ import torch
 from gymnasium import spaces
 
 import headrace.testing
-from headrace.bridges import CHILD_FILE, BridgeEnv, child, interpreter
-from headrace.bridges.interpreter import Channel, space_from_json
+from headrace.bridges import BridgeEnv, child, interpreter
+from headrace.bridges.interpreter import CHILD_FILE, Channel, space_from_json
 from headrace.bridges.make import bridge
 from headrace.errors import ConfigError, DataError, DtypeError, EnvError, LifecycleError, UnsupportedError
 

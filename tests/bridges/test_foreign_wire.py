@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.bridges import CHILD_FILE, child
+from headrace.bridges import child
+from headrace.bridges.interpreter import CHILD_FILE
 from headrace.bridges.make import bridge
 from headrace.errors import ConfigError, EnvError, HeadraceError
 

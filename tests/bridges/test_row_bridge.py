@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from flat import evaluate
-from headrace.bridges import CHILD_FILE, BridgeEnv
+from headrace.bridges import BridgeEnv
+from headrace.bridges.interpreter import CHILD_FILE
 from headrace.bridges.make import bridge
 from headrace.errors import ConfigError, EnvError, ShapeError
 from headrace.evaluation import Evaluation

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import with_overrides
 from headrace.envs.image_spec import ImageSpec
+from headrace.envs.recipe import with_overrides
 from headrace.envs.tasks.cartpole import cartpole_terms
 from headrace.envs.term_task import TermTask, TermTaskCfg
 from headrace.envs.terms import AddedCamera

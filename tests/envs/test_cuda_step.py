@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import make_task
+from headrace.envs.registry import make_task
 from headrace.errors import ActionError, LifecycleError
 from headrace.recording import EpisodeRecorder
 from pretend_cuda import PretendCuda, _Stream, pretend_cuda

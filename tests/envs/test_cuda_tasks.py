@@ -9,7 +9,7 @@ import torch
 
 import headrace
 from headrace import BatchEnv, task_names
-from headrace.envs import make_task
+from headrace.envs.registry import make_task
 from headrace.errors import ConfigError
 from headrace.sim import CameraSpec
 from headrace.sim.camera.camera import PoseReader

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import make_task
+from headrace.envs.registry import make_task
 from headrace.errors import EnvError, LifecycleError
 
 

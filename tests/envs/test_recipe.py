@@ -57,7 +57,7 @@ def test_the_identity_of_a_recipe_is_what_decides_an_episode_and_nothing_else() 
 
 
 def test_an_environment_of_a_task_object_has_no_recipe() -> None:
-    env = headrace.make(headrace.envs.make_task("cartpole"))
+    env = headrace.make(headrace.envs.registry.make_task("cartpole"))
     assert env.recipe is None
     env.close()
 

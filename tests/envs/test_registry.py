@@ -13,7 +13,7 @@ import torch
 
 import headrace
 from headrace import errors
-from headrace.envs import make_task
+from headrace.envs.registry import make_task
 
 MODULE = """
 from headrace import TaskEntry, register_task

@@ -12,7 +12,7 @@ import headrace
 from flat import evaluate
 from headrace import load_policy
 from headrace.envs.tasks import aloha
-from headrace.imitation import record_demonstrations
+from headrace.imitation.demonstrations import record_demonstrations
 from headrace.imitation.experts import disturbance_for, expert_for
 from headrace.imitation.experts._arm import PINCH, _from_left, _from_right, in_gripper, joints_for, pinch_place
 from headrace.policies.load_policy import list_shipped_policies

@@ -19,8 +19,7 @@ from headrace._interrupts import SignalInterrupt
 from headrace.cli import main
 from headrace.envs.registry import make
 from headrace.errors import ConfigError, DataError, UnknownNameError
-from headrace.imitation import CloneCfg
-from headrace.imitation.cloning import CloneTraining, act_cfg
+from headrace.imitation.cloning import CloneCfg, CloneTraining, act_cfg
 from headrace.imitation.demonstrations import load_demonstrations
 from headrace.imitation.experts import expert_for
 from headrace.policies.act import ActCfg, ActPolicy, PolicyInputs

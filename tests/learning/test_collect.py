@@ -8,7 +8,8 @@ import torch
 from headrace.envs.recipe import EnvRecipe
 from headrace.envs.registry import make
 from headrace.errors import ConfigError, EnvError
-from headrace.learning import Collector, collect
+from headrace.learning import collect
+from headrace.learning.collecting import Collector
 from headrace.replay import ReplayBuffer
 from headrace.replay.forms import reconstruct_next
 

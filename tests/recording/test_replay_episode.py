@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs import make_task
 from headrace.envs.recipe import EnvRecipe
-from headrace.envs.registry import make
+from headrace.envs.registry import make, make_task
 from headrace.errors import ConfigError, DataError
 from headrace.recording import (
     DatasetInfo,

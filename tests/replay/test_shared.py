@@ -20,7 +20,8 @@ from test_readers import check_rows
 
 from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, LifecycleError
-from headrace.learning import Collector, collect
+from headrace.learning import collect
+from headrace.learning.collecting import Collector
 from headrace.replay import (
     ArraySpec,
     PrioritizedSampler,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs import make_task
+from headrace.envs.registry import make_task
 from headrace.errors import ConfigError, DataError, LifecycleError
 from headrace.sim import MujocoSim
 from headrace.testing import check_simulation

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs import make_task
 from headrace.envs.recipe import SimName
+from headrace.envs.registry import make_task
 from headrace.errors import ConfigError
 from headrace.sim import MujocoSim
 from headrace.sim.warp_sim import MujocoWarpSim

@@ -11,9 +11,8 @@ import torch
 
 import headrace
 from headrace import testing
-from headrace.envs import make_task
 from headrace.envs.batch_env import BatchEnv
-from headrace.envs.registry import task_cfg
+from headrace.envs.registry import make_task, task_cfg
 from headrace.errors import UnknownNameError
 from headrace.sim import MujocoSim
 from headrace.testing import _boundaries, episodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.envs import make_task
+from headrace.envs.registry import make_task
 from headrace.sim import MujocoSim
 from headrace.testing import Tolerance, check_simulation
 

@@ -10,6 +10,5 @@ if TYPE_CHECKING:
     from headrace.bridges._batched import MJLAB_ENTRY as MJLAB_ENTRY
     from headrace.bridges._batched import RowSimulator as RowSimulator
     from headrace.bridges.bridge_env import BridgeEnv as BridgeEnv
-    from headrace.bridges.interpreter import CHILD_FILE as CHILD_FILE
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from headrace.learning._values import compact_values as compact_values
     from headrace.learning._values import repair_next_obs as repair_next_obs
     from headrace.learning._values import rollout_values as rollout_values
-    from headrace.learning.actor_critic import Policy as Policy
-    from headrace.learning.actor_critic import load_actor_critic as load_actor_critic
-    from headrace.learning.actor_critic import save_actor_critic as save_actor_critic
-    from headrace.learning.collecting import Collector as Collector
     from headrace.learning.collecting import collect as collect
     from headrace.learning.ppo import PPO as PPO
     from headrace.learning.ppo import PPOCfg as PPOCfg

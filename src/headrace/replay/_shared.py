@@ -28,7 +28,7 @@ class SharedReplay(Mixture):
     """Reads what several processes write, each into a store of its own below one directory, as if it were one.
 
     :meth:`create` makes the stores; each writer opens one of ``paths`` with :meth:`ReplayBuffer.open
-    <headrace.replay.ReplayBuffer.open>`, or is a worker of :meth:`headrace.learning.Collector.fill`. A store draws as
+    <headrace.replay.ReplayBuffer.open>`, or is a worker of ``Collector.fill``. A store draws as
     large a share of a batch as it has of all items, or of all priorities, so each item is as likely as in one buffer.
     Nothing waits for a writer: one that is killed leaves what it committed, and another process can go on with its
     store.

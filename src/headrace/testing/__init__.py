@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from headrace.testing._boundaries import check_env as check_env
     from headrace.testing._contract import Tolerance as Tolerance
     from headrace.testing._simulation import check_simulation as check_simulation
-    from headrace.testing.parts import PolicyCheck as PolicyCheck
     from headrace.testing.parts import check_camera as check_camera
     from headrace.testing.parts import check_learner as check_learner
     from headrace.testing.parts import check_policy as check_policy

@@ -18,8 +18,8 @@ import torch
 
 import headrace
 from headrace import testing
-from headrace.envs import make_task
 from headrace.envs.batch_env import BatchEnv
+from headrace.envs.registry import make_task
 from headrace.envs.tasks import aloha
 from headrace.envs.tasks.aloha import ACTIONS, START
 from headrace.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
