@@ -6,8 +6,8 @@
 
 Each run takes one core and a fixed number of steps, so a seed gives the same policy again on one machine. It leaves
 KIND-SEED.json (the curve, and the score of the final policy, acting without noise, on 100 held-out episodes) and
-KIND-SEED.pt, which ``load_actor_critic`` of ``headrace.learning.actor_critic`` reads. A run that is there already is not
-repeated. With NUMBA_NUM_THREADS=1 in the environment nothing uses a second core.
+KIND-SEED.pt, which ``load_actor_critic`` of ``headrace.learning.actor_critic`` reads. A run that is there already is
+not repeated. With NUMBA_NUM_THREADS=1 in the environment nothing uses a second core.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ MOVED = {
     "headrace.picture": "headrace.viewing.picture",
     "headrace.rollout": (
         "headrace.evaluate, headrace.evaluation, headrace.learning, headrace.policies, headrace.imitation, "
-        "headrace.imitation.cloning, headrace.imitation.demonstrations, headrace.learning.collecting, "
+        "headrace.imitation.cloning, headrace.imitation.demonstrations, headrace.learning.actor_critic, "
+        "headrace.learning.collecting, "
         "headrace.policies.load_policy, headrace.recording, headrace.recording.playback, and load_chunk_policy "
         "headrace.load_policy"
     ),
