@@ -50,7 +50,8 @@ WITHIN_S = 1.0
 """When an append returns, everything that was appended this long before is on disk."""
 STALL_S = 60.0
 """A disk that takes nothing for this long is given up."""
-_LINGER_S = WITHIN_S / 2
+_LINGER_S = 0.85 * WITHIN_S
+"""A sync that comes later holds more rows; a row that is written during one waits for it."""
 _HINT = "make room and resume: the rows before are safe"
 _COLUMNS = tuple(entry.name for entry in fields(EpisodeResult))
 
@@ -177,6 +178,8 @@ class SyncedFile:
         """When the oldest content that no sync has begun for was appended."""
         self._syncs_since: float | None = None
         """The same of the content that is being synced."""
+        self._took = WITHIN_S / 4
+        """Seconds of the last sync: where they are many, the next begins earlier."""
         self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
@@ -253,6 +256,7 @@ class SyncedFile:
 
     def _run(self) -> None:
         while self._take():
+            begin = time.monotonic()
             try:
                 files.disk.sync(self._handle)
             except BaseException as error:  # noqa: BLE001  (whatever it is, the next append raises it)
@@ -260,7 +264,7 @@ class SyncedFile:
                 return
             with self._changed:
                 self._syncs_since = None
-                self._synced = self._taken
+                self._synced, self._took = self._taken, time.monotonic() - begin
                 self._changed.notify_all()
 
     def _take(self) -> bool:
@@ -270,7 +274,8 @@ class SyncedFile:
                 self._changed.wait()
             if self._waits_since is None:
                 return False
-            while not self._closing and (left := self._waits_since + _LINGER_S - time.monotonic()) > 0:
+            until = self._waits_since + min(_LINGER_S, WITHIN_S - 2 * self._took)
+            while not self._closing and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             self._syncs_since, self._waits_since = self._waits_since, None
             self._taken = self._size
