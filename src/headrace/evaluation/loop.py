@@ -144,6 +144,7 @@ class ChunkLoop:
             and ensemble is None
             and type(rule) in _RULES_IN_STEP
         )
+        self._last_resort = type(rule) is Greedy and not engine.overlaps
         self._line: tuple[NDArray[np.int64], ChunkContext] | None = None
         """The slots (n,) that play in step, and the context of their policy; None where that has changed."""
         self._nobody = torch.zeros(count, dtype=torch.bool, device=device)
@@ -224,9 +225,10 @@ class ChunkLoop:
                         self._infer_and_step()
                     continue
                 self._take_answer()
-                self._infer()
-                self._take_answer()
-                acting = self._who_acts()
+                acting = self._infer()
+                if acting is None:
+                    self._take_answer()
+                    acting = self._who_acts()
                 if acting.any():
                     self._step(acting)
                 elif not self._engine.pending and not self._resets:
@@ -275,15 +277,17 @@ class ChunkLoop:
         if self._history is not None:
             self._history.begin(ids, self._env.observe(ids), self._env.num_envs)
 
-    def _infer(self) -> None:
-        """Ask the rule; give the rows it names to the engine, with the observation they have now."""
-        if self._engine.busy:
-            return
+    def _infer(self) -> NDArray[np.bool_] | None:
+        """Ask the rule; give the rows it names to the engine, with the observation they have now.
+
+        Returns bool (N,), who acts, where the engine got nothing, and None where it did.
+        """
         cursors = self._cursors
         waiting = cursors.due
-        if not waiting.any():
-            return
         can_act = self._able() & cursors.has_action & ~waiting
+        # inline, the default rule lets the model run when no one can act
+        if self._engine.busy or not waiting.any() or (self._last_resort and can_act.any()):
+            return can_act
         queue = QueueState(
             running=cursors.running,
             waiting=waiting,
@@ -296,7 +300,7 @@ class ChunkLoop:
         chosen = self._rule.infer(queue) & (waiting if self._has_memory else cursors.running)
         slots = np.flatnonzero(chosen)
         if not len(slots):
-            return
+            return can_act
         context = cursors.context(slots, self._seed, self._instructions)
         obs = (self._env.observe if self._history is None else self._history.rows)(context.env_ids)
         asked = np.flatnonzero(waiting & chosen)
@@ -306,6 +310,7 @@ class ChunkLoop:
         request = Request(obs=obs, context=context, ended=self._take_ended() if self._has_memory else None)
         self._asked[id(request)] = len(asked)
         self._engine.submit(request)
+        return None
 
     def _infer_and_step(self) -> None:
         """Chunks of one action: all that run are inferred, and play the answer as it comes.
@@ -461,7 +466,10 @@ class ChunkLoop:
     def _let_act(self, acting: NDArray[np.bool_]) -> None:
         """Suspend and resume those whose turn changes."""
         suspended = ~(acting | self._parked)
-        stop, go = suspended & ~self._suspended, self._suspended & ~suspended
+        changed = suspended != self._suspended
+        if not changed.any():
+            return
+        stop, go = changed & suspended, changed & self._suspended
         if stop.any():
             self._env.suspend(torch.from_numpy(stop).to(self._env.device))
         if go.any():

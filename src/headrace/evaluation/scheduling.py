@@ -250,8 +250,7 @@ class Cursors:
 
         Environments that have played the old chunk to its end go on with the one that has arrived.
         """
-        ready = ids[self._arrived[ids] & (self._left[ids] == 0)]
-        if len(ready):
+        if self._arrived.any() and len(ready := ids[self._arrived[ids] & (self._left[ids] == 0)]):
             skipped = self._skip[ready]
             self._place[ready] = 1 - self._place[ready]
             self._row[ready] = self.lengths.offset + skipped
