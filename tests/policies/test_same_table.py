@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+import torch
 from foreign_policies import Seeing
 
 import headrace
@@ -52,3 +53,43 @@ def test_subsets_and_shards_are_rows_of_the_table_and_pad_nothing(table: Evaluat
         part = play(Seeing(), 4, ids)
         assert part.episodes == [row for row in table.episodes if row.episode_id in set(ids)]
         assert part.counters.rows_padded == 0
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_threads_of_torch_do_not_change_a_bit_where_products_are_short(table: Evaluation, num_envs: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert play(Seeing(), num_envs).episodes == table.episodes
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_short_products_convolutions_and_attention_have_the_same_bits_with_two_threads() -> None:
+    """What docs/threads.md says of one thread and of two."""
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        image, row = draw(2, 3, 96, 96), draw(5, 7, 64)
+        parts = [
+            (torch.nn.Sequential(torch.nn.Conv2d(3, 16, 7, 2), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3)), image),
+            (torch.nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True).eval(), row),
+            *((torch.nn.Linear(size, 33), draw(count, size)) for size in (3, 64, 131) for count in (1, 16, 300)),
+        ]
+
+    def answer() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [part(given) for part, given in parts] + [torch.tanh(image).exp()]
+
+    try:
+        torch.set_num_threads(1)
+        alone = answer()
+        torch.set_num_threads(2)
+        assert all(torch.equal(a, b) for a, b in zip(alone, answer(), strict=True))
+    finally:
+        torch.set_num_threads(before)
