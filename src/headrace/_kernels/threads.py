@@ -190,7 +190,9 @@ def stop_workers() -> None:
     _pool.stop()
 
 
-def run(kernel: Callable[..., None], rows: int, *args: Any, min_rows: int = 1, threads: int | None = None) -> None:
+def run(
+    kernel: Callable[..., None], rows: int, *args: Any, min_rows: int = 1, threads: int | None = None, pieces: int = 1
+) -> None:
     """Call ``kernel(start, stop, *args)`` for parts of ``range(rows)`` that cover it, on several threads if that pays.
 
     Args:
@@ -201,6 +203,7 @@ def run(kernel: Callable[..., None], rows: int, *args: Any, min_rows: int = 1, t
         min_rows: the fewest rows that are worth a thread; waking one takes 15 to 50 µs.
         threads: the most threads to use, the calling one included; None, and anything above it, for
             :func:`kernel_threads`.
+        pieces: parts for each thread.
     """
     limit = _pool.limit if threads is None else min(threads, _pool.limit)
     parts = min(limit, rows // max(min_rows, 1))
@@ -209,7 +212,7 @@ def run(kernel: Callable[..., None], rows: int, *args: Any, min_rows: int = 1, t
         if rows > 0:
             kernel(0, rows, *args)
         return
-    job = _Job(kernel, rows, len(workers) + 1, args)
+    job = _Job(kernel, rows, pieces * (len(workers) + 1), args)
     for worker in workers:
         worker.give(job)
     job.finish(job.work())

@@ -143,16 +143,9 @@ def find_starts(slots: Int64s, steps: Int64s, lanes: Int64s, heads: Int64s, out:
 
 @kernel()
 def _put_rows(
-    start: int,
-    stop: int,
-    slots: Int64s,
-    rows: Int64s,
-    steps: Int64s,
-    sources: Int64s,
-    fields: Int64s,
-    lanes: Int64s,
-    heads: Int64s,
-) -> None:
+    start: int, stop: int, slots: Int64s, rows: Int64s, steps: Int64s, sources: Int64s, fields: Int64s,
+    lanes: Int64s, heads: Int64s,
+) -> None:  # fmt: skip
     """Copy every field of environment ``slots[k]`` to the row of step ``steps[k]`` of its episode.
 
     Args:

@@ -105,14 +105,9 @@ def _measure(episode: Episode | LeRobotEpisode | RobomimicEpisode, number: int, 
 
 
 def fill_from_dataset(
-    path: str | Path,
-    *,
-    groups: Sequence[str] | None,
-    stack: Mapping[str, StackSpec] | None,
-    reward: float | None,
-    capacity: int | None,
-    settings: Mapping[str, Any],
-) -> ReplayBuffer:
+    path: str | Path, *, groups: Sequence[str] | None, stack: Mapping[str, StackSpec] | None, reward: float | None,
+    capacity: int | None, settings: Mapping[str, Any],
+) -> ReplayBuffer:  # fmt: skip
     """Return a buffer with the episodes of a dataset; see :meth:`headrace.replay.ReplayBuffer.from_dataset`."""
     place, stacks = Path(path), dict(stack or {})
     with parsing(place), _episodes(place) as found:
@@ -136,14 +131,9 @@ def fill_from_dataset(
         specs = {name: _spec(rows[name], stacks.get(name)) for name in chosen}
         pieces = [_measure(episode, number, chosen) for number, episode in enumerate(episodes)]
         total = sum(piece.steps for piece in pieces)
-        buffer = ReplayBuffer(
-            capacity or max(total, 1),
-            1,
-            nest(specs),
-            _spec(first.read("actions", 0, 1), None),
-            stack={**recorded, **stacks},
-            **settings,
-        )
+        action = _spec(first.read("actions", 0, 1), None)
+        every = {**recorded, **stacks}
+        buffer = ReplayBuffer(capacity or max(total, 1), 1, nest(specs), action, stack=every, **settings)
         for piece in pieces:
             for begin in range(0, piece.steps, _STEPS):
                 buffer.extend(_batch(piece, specs, stacks, reward, begin, min(begin + _STEPS, piece.steps)))
@@ -164,13 +154,9 @@ def _spec(row: Array, stack: StackSpec | None) -> ArraySpec:
 
 
 def _batch(
-    piece: _Piece,
-    specs: Mapping[str, ArraySpec],
-    stacks: Mapping[str, StackSpec],
-    reward: float | None,
-    begin: int,
-    end: int,
-) -> Any:
+    piece: _Piece, specs: Mapping[str, ArraySpec], stacks: Mapping[str, StackSpec], reward: float | None,
+    begin: int, end: int,
+) -> Any:  # fmt: skip
     """Return transitions ``begin`` to ``end`` of an episode as a batch (1, T)."""
     from tensordict import TensorDict
 

@@ -122,14 +122,9 @@ class ReplayBuffer(SamplerView):
         self._describe()
 
     def _build(
-        self,
-        spec: StoreSpec,
-        memory: Allocator,
-        sampler: Sampler,
-        settings: ViewSpec,
-        device: torch.device | str,
+        self, spec: StoreSpec, memory: Allocator, sampler: Sampler, settings: ViewSpec, device: torch.device | str,
         trust_unflushed: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(Store(spec, memory, trust_unflushed=trust_unflushed), MAIN, sampler, settings, device)
         self.spec = spec
         self._step = np.ones(spec.num_envs, np.int64)
@@ -150,13 +145,9 @@ class ReplayBuffer(SamplerView):
         return {name: view.settings for name, view in self.views.items()}
 
     def _restore(
-        self,
-        spec: StoreSpec,
-        views: Mapping[str, ViewSpec],
-        memory: Allocator,
-        devices: Mapping[str, str] | None = None,
-        trust_unflushed: bool | None = None,
-    ) -> ReplayBuffer:
+        self, spec: StoreSpec, views: Mapping[str, ViewSpec], memory: Allocator,
+        devices: Mapping[str, str] | None = None, trust_unflushed: bool | None = None,
+    ) -> ReplayBuffer:  # fmt: skip
         devices = devices or dict.fromkeys(views, "cpu")
         self._build(spec, memory, make_sampler(views[MAIN].sampler), views[MAIN], devices[MAIN], trust_unflushed)
         for name, view in views.items():
@@ -440,7 +431,6 @@ class ReplayBuffer(SamplerView):
             return
         write = check_transition(self.spec, obs, action, step, active, extras or {})
         with store.lock:
-            store.stacks.check_step(write)
             if not store.durable:
                 store.write(write)
                 return

@@ -90,31 +90,33 @@ def flatten_obs(leaves: tuple[LeafSpec, ...], obs: NestedObs, what: str, num_env
     flat: dict[str, Tensor] = {}
     for leaf in leaves:
         found = _find(obs, leaf.path, what)
-        flat[leaf.name] = check_array(found, leaf.observed, f"{what}[{leaf.name!r}]" if leaf.name else what, num_envs)
+        flat[leaf.name] = check_array(found, leaf.observed, what, num_envs, leaf.name)
     return flat
 
 
-def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int) -> Tensor:
+def check_array(array: Tensor, spec: ArraySpec, what: str, num_envs: int, name: str = "") -> Tensor:
     """Raise unless ``array`` is contiguous, (N, *spec.shape), of the declared dtype; give it on the CPU.
 
-    A tensor of another device is copied; one on the CPU is borrowed.
+    A tensor of another device is copied; one on the CPU is borrowed. ``name`` is that of the leaf of ``what``, if any.
     """
+    shape = (num_envs, *spec.shape)
+    if isinstance(array, Tensor) and array.shape == shape and array.dtype == spec.dtype and array.is_contiguous():  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+        array = array.detach() if array.requires_grad else array
+        if array.is_cpu:
+            return array
+        # pinned where a CUDA device is there to copy faster into it
+        return torch.empty(array.shape, dtype=array.dtype, pin_memory=torch.cuda.is_available()).copy_(array)
+    what = f"{what}[{name!r}]" if name else what
     if not isinstance(array, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise DtypeError(f"{what}: expected a torch tensor, got {type(array).__name__}; use torch.as_tensor")
-    if array.shape != (num_envs, *spec.shape):
+    if array.shape != shape:
         raise ShapeError(
-            f"{what}: expected {(num_envs, *spec.shape)}, got {tuple(array.shape)}; "
+            f"{what}: expected {shape}, got {tuple(array.shape)}; "
             "pass one row per environment, inactive ones included (their rows are ignored)"
         )
     if array.dtype != spec.dtype:
         raise DtypeError(f"{what}: expected {spec.dtype}, got {array.dtype}; convert it, or declare that space")
-    if not array.is_contiguous():
-        raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")
-    array = array.detach() if array.requires_grad else array
-    if array.is_cpu:
-        return array
-    # pinned where a CUDA device is there to copy faster into it
-    return torch.empty(array.shape, dtype=array.dtype, pin_memory=torch.cuda.is_available()).copy_(array)
+    raise ShapeError(f"{what}: expected a contiguous tensor, got strides {array.stride()}; call .contiguous()")
 
 
 def _find(obs: NestedObs, path: tuple[str, ...], what: str) -> Tensor:

@@ -150,6 +150,8 @@ class FramePool:
         self.history = max(leaf.frames for leaf in leaves) - 1
         self.slots = spec.slots
         self.first_side_row = num_envs * self.slots
+        self.reserved = self.first_side_row
+        """Rows that can be used."""
         self.side = SideTable(self.history)
         self.rows: dict[str, AnyRowSpace] = {}
         for i, leaf in enumerate(leaves):
@@ -158,10 +160,10 @@ class FramePool:
                 self.rows[leaf.name] = RowSpace(memory, name, size, self.first_side_row)
             else:
                 self.rows[leaf.name] = CompressedRowSpace(spec.codec, size, memory, name)
-        self.counts = np.zeros(num_envs, np.int64)
-        self.floors = np.zeros(num_envs, np.int64)
-        """Positions below these are not stored any more, (N,), although the ring may still hold them."""
-        self.trajectories = np.zeros(num_envs, np.int64)
+        self.heads: Int64s = np.zeros((3, num_envs), np.int64)
+        """Counts, trajectories and floors: positions below those are not stored any more, although the ring may still
+        hold them."""
+        self.counts, self.trajectories, self.floors = self.heads
         shape = (num_envs, self.slots)
         self._blocks = {
             name: memory.allocate(name, num_envs * self.slots * np.dtype(dtype).itemsize)
@@ -178,9 +180,7 @@ class FramePool:
         self.windows: dict[tuple[str, int], Window] = {}
         """Layouts of blocks of frames by leaf and number of frames, as far as they were needed."""
         self.all_envs = np.arange(num_envs)
-        self._nowhere = np.full(num_envs, NO_ROW)
-        self._none = np.zeros(num_envs, np.bool_)
-        self._flat_steps = self.steps.reshape(-1)
+        self.flat_steps = self.steps.reshape(-1)
         self._plans = [_Plan(leaf, self.rows[leaf.name]) for leaf in leaves]
 
     def lengths(self) -> Int64s:
@@ -231,8 +231,8 @@ class FramePool:
         environment.
         """
         obs, ids, source, terminated, truncated, _, _, final_of, next_of, joined, follows, _ = write
-        n, alone = ids.shape[0], joined is None
-        none = self._none[:n] if alone else np.zeros(n, np.bool_)
+        n = ids.shape[0]
+        none = np.zeros(n, np.bool_)
         places, marks = np.empty((2, n), np.int64), np.empty((6, n), np.bool_)
         rows, nexts = places
         ended = terminated | truncated
@@ -256,25 +256,21 @@ class FramePool:
                 put |= differs
                 cut |= differs
                 beginning += broken
-        prefixes = finals = self._nowhere[:n] if alone else np.full(n, NO_ROW)
-        if beginning or not alone:
-            self._write_newest(rows[put], (obs, source[put]))
+        prefixes, finals = np.full((2, n), NO_ROW)
+        self._write_newest(rows[put], (obs, source[put]))
         if beginning and self.history:
-            prefixes = np.full(n, NO_ROW)
             self._store_history(obs, source, rows, starts, prefixes)
-        closing = ended if alone else ended | cut_after
-        if np.count_nonzero(closing):
-            which, finals = closing.nonzero()[0], np.full(n, NO_ROW)
+        if (which := (ended | cut_after).nonzero()[0]).size:
             finals[which] = self.side.take(which.shape[0])
-            self._reserve()
+            self.reserve()
             self._write_newest(self.first_side_row + finals[which], final_of(which))
-        which = self.all_envs[:n] if alone else last.nonzero()[0]
+        which = last.nonzero()[0]
         self._write_newest(nexts[which], next_of(which))
-        after, heads = np.empty((3, n), np.int64), (self.counts, self.trajectories, self.floors)
-        sides, sizes = (finals, prefixes), (self.length, self.history)
-        if ring.advance(ids, starts, terminated, truncated, cut_after, sides, *sizes, heads, self.ring, after):
+        after, sides = np.empty((3, n), np.int64), (finals, prefixes)
+        sizes = self.length, self.history
+        if ring.advance(ids, starts, terminated, truncated, cut_after, sides, *sizes, self.heads, self.ring, after):
             self.side.free(after[1], after[2])
-        steps = self._flat_steps[rows]
+        steps = self.flat_steps[rows]
         return Written(env_ids=ids, positions=after[0], rows=rows, steps=steps, ended=ended, cut=cut)
 
     def goes_on(self, ids: Int64s, obs: Mapping[str, Tensor], source: Int64s) -> Bools:
@@ -317,7 +313,7 @@ class FramePool:
         used = self._side_table()
         if np.unique(used).size != used.size:
             raise DataError("final.bin, prefix.bin: expected different side rows, got one twice; the store is damaged")
-        self._reserve()
+        self.reserve()
 
     def _side_table(self) -> Int64s:
         """Build the side table from the bookkeeping arrays and return the rows in use."""
@@ -348,7 +344,7 @@ class FramePool:
         The order matters to a crash in between: the copy, then the link, then the flag that makes both count.
         """
         side = self.side.take(ids.shape[0])
-        self._reserve()
+        self.reserve()
         for space in self.rows.values():
             space.move(self.first_side_row + side, rows)
         last = (self.counts[ids] - 1) % self.slots
@@ -373,7 +369,7 @@ class FramePool:
         if joined.any():
             blocks = self.side.take(int(joined.sum()), blocks=True)
             prefixes[where[joined]] = blocks
-            self._reserve()
+            self.reserve()
             for plan in stacked:
                 for k in range(plan.frames - 1):
                     to = self.first_side_row + blocks + (self.history - plan.frames + 1 + k)
@@ -385,9 +381,11 @@ class FramePool:
         for plan in self._plans:
             plan.write(rows, obs[plan.name], index, plan.frames - 1)
 
-    def _reserve(self) -> None:
+    def reserve(self) -> None:
+        """Make all side rows usable that are numbered so far."""
+        self.reserved = self.first_side_row + self.side.high
         for space in self.rows.values():
-            space.reserve(self.first_side_row + self.side.high)
+            space.reserve(self.reserved)
 
 
 _INT32_FIELDS = ("steps", "trajectory", "final", "prefix")

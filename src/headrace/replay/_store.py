@@ -28,6 +28,7 @@ from headrace.replay._blocks import (
 from headrace.replay._pool import FramePool, Sourced, Write, Written
 from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import LeafSpec, StoreSpec
+from headrace.replay._stepping import Stepping
 from headrace.replay.ring import CUT, TERMINATED, TRUNCATED
 from headrace.replay.row_space import RowSpace, shifts_differ
 from headrace.types import StackSpec
@@ -80,6 +81,7 @@ class Store:
         self._reward_block = memory.allocate("rewards", slots * 4)
         self._flat_rewards = self._reward_block.view(np.float32)
         self.rewards = self._flat_rewards.reshape(spec.num_envs, -1)
+        self._stepping = Stepping(spec, self.pool, self.columns, self._flat_rewards)
         self._head_block = memory.allocate("heads", 2 * 8 * spec.num_envs)
         self.heads = self._head_block.view(np.int64).reshape(2, spec.num_envs)
         """Count at which the newest transition waits for its next frame, and the caller's id of its trajectory."""
@@ -155,11 +157,16 @@ class Store:
 
     def write(self, write: Write) -> None:
         """Store transitions; called with the lock held, inside :meth:`adding`."""
-        pool = self.pool
-        done = pool.write(write)
-        self._flat_rewards[done.rows] = write.reward
-        for name, column in write.columns.items():
-            self.columns[name].write(done.rows, column, write.source)
+        pool, step, done = self.pool, write.joined is None, None
+        if step and self._stepping.possible and not self.stacks.young and write.ids.shape[0]:
+            done = self._stepping.write(write, *self.stacks.next_place(write.ids.shape[0]))
+        if done is None:
+            if step:
+                self.stacks.check_step(write)
+            done = pool.write(write)
+            self._flat_rewards[done.rows] = write.reward
+            for name, column in write.columns.items():
+                self.columns[name].write(done.rows, column, write.source)
         if write.heads is not None:
             self.heads[0, write.ids], self.heads[1] = pool.counts[write.ids], write.heads
         for reader in self._listening():
@@ -272,9 +279,7 @@ class Store:
 
 
 _THOROUGH = 100
-"""Transitions per environment in which all older frames are compared; afterwards one frame per write is."""
-
-_FIRST = np.zeros(1, np.int64)
+"""Transitions per environment whose older frames are compared; afterwards those of one, or one frame, per write are."""
 
 
 class StackCheck:
@@ -288,25 +293,15 @@ class StackCheck:
     def __init__(self, spec: StoreSpec) -> None:
         self._leaves = [leaf for leaf in spec.leaves if leaf.frames > 1]
         self._seen = np.zeros(spec.num_envs, np.int64)
-        self.young = True
+        self.young = bool(self._leaves)
         """Whether an environment has so few transitions that all of its frames are compared."""
         self._writes = 0
 
     def check_step(self, write: Write) -> None:
         """Raise unless the next observations of a step are its observations and one more frame."""
-        count = write.ids.shape[0]
-        if not self._leaves or not count:
-            return
-        if self.young:
-            ended = write.terminated | write.truncated
-            for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
-                self.check(write.ids[which], (write.obs, write.source[which]), after(which))
-            return
-        at, frame = self.next_place(count)
-        which = np.array([at])
-        after = write.final_of if write.terminated[at] or write.truncated[at] else write.next_of
-        later, rows = after(which)
-        self._compare(write.ids[which], (write.obs, write.source[which]), (later, rows), _FIRST, frame)
+        ended = write.terminated | write.truncated
+        for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
+            self.check(write.ids[which], (write.obs, write.source[which]), after(which))
 
     def check(self, ids: Int64s, earlier: Sourced, later: Sourced) -> None:
         """Raise unless stack i of ``later`` is stack i of ``earlier`` moved by one frame; ``ids`` (n,) are their envs.
@@ -321,27 +316,21 @@ class StackCheck:
             which = (self._seen[ids] < _THOROUGH).nonzero()[0]
             np.add.at(self._seen, ids, 1)
             self.young = bool((self._seen < _THOROUGH).any())
-        if which.shape[0]:
-            self._compare(ids, earlier, later, which, None)
-        else:
-            at, frame = self.next_place(ids.shape[0])
-            self._compare(ids, earlier, later, np.array([at]), frame)
+        if not which.size:
+            which = np.array([self.next_place(ids.shape[0])[0]])
+        first, second = earlier[1][which], later[1][which]
+        for leaf in self._leaves:
+            differs = np.zeros(which.shape[0], np.bool_)
+            one, other = earlier[0][leaf.name], later[0][leaf.name]
+            shifts_differ(leaf.outer, leaf.frames, (one, first), (other, second), differs)
+            if np.count_nonzero(differs):
+                bad = int(differs.nonzero()[0][0])
+                raise ShapeError(_describe(leaf, int(ids[which[bad]]), one[first[bad]], other[second[bad]]))
 
     def next_place(self, count: int) -> tuple[int, int]:
         """Return which of ``count`` rows, and which of their frames, is to be compared in this write."""
         self._writes += 1
         return self._writes % count, self._writes // count
-
-    def _compare(self, ids: Int64s, earlier: Sourced, later: Sourced, which: Int64s, frame: int | None) -> None:
-        first, second = earlier[1][which], later[1][which]
-        for leaf in self._leaves:
-            only = -1 if frame is None else frame % (leaf.frames - 1)
-            differs = np.zeros(which.shape[0], np.bool_)
-            one, other = earlier[0][leaf.name], later[0][leaf.name]
-            shifts_differ(leaf.outer, leaf.frames, (one, first), (other, second), only, differs)
-            if np.count_nonzero(differs):
-                bad = int(differs.nonzero()[0][0])
-                raise ShapeError(_describe(leaf, int(ids[which[bad]]), one[first[bad]], other[second[bad]]))
 
 
 def _describe(leaf: LeafSpec, env: int, earlier: Tensor, later: Tensor) -> str:

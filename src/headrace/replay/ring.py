@@ -36,16 +36,9 @@ NO_ROW = -1
 
 @kernel()
 def begin(
-    ids: Int64s,
-    joined: Bools,
-    follows: Bools,
-    ended: Bools,
-    counts: Int64s,
-    floors: Int64s,
-    flags: Flags,
-    rows: Int64s,
-    marks: Bools,
-) -> int:
+    ids: Int64s, joined: Bools, follows: Bools, ended: Bools, counts: Int64s, floors: Int64s, flags: Flags,
+    rows: Int64s, marks: Bools,
+) -> int:  # fmt: skip
     """Place n transitions, in order of time, any number of each environment, and return how many trajectories begin.
 
     Nothing before position ``floors[e]`` is stored any more.
@@ -89,18 +82,9 @@ def begin(
 
 @kernel()
 def advance(
-    ids: Int64s,
-    starts: Bools,
-    terminated: Bools,
-    truncated: Bools,
-    cut_after: Bools,
-    sides: tuple[Int64s, Int64s],
-    length: int,
-    history: int,
-    heads: tuple[Int64s, Int64s, Int64s],
-    ring: Ring,
-    out: Int64s,
-) -> bool:
+    ids: Int64s, starts: Bools, terminated: Bools, truncated: Bools, cut_after: Bools, sides: tuple[Int64s, Int64s],
+    length: int, history: int, heads: Int64s, ring: Ring, out: Int64s,
+) -> bool:  # fmt: skip
     """Write the bookkeeping of transitions, in order of time, and move the write heads (counts and trajectories).
 
     ``sides`` are rows for last frames and histories by i, or NO_ROW. ``out`` (3, n) receives the transitions' numbers
@@ -108,7 +92,7 @@ def advance(
     below the floors were freed before.
     """
     finals, prefixes = sides
-    counts, trajectories, floors = heads
+    counts, trajectories, floors = heads[0], heads[1], heads[2]
     flags, steps, trajectory, final, prefix = ring
     slots = flags.shape[1]
     some = False
@@ -137,7 +121,7 @@ def advance(
 
 
 @inline
-def _frame_row(e: int, p: int, start: int, stop: int, ring: Ring, stack: Stack) -> int:
+def frame_row(e: int, p: int, start: int, stop: int, ring: Ring, stack: Stack) -> int:
     """Return the row of frame p of a trajectory from ``start`` on; ``stop`` is the frame after a transition."""
     flags, _, _, final, prefix = ring
     _, zero, history, side = stack
@@ -163,7 +147,7 @@ def pending(ids: Int64s, fresh: Bools, counts: Int64s, ring: Ring, stack: Stack,
             count = int(counts[e])
             start = count - 1 - int(steps[e, (count - 1) % slots])
             for f in range(frames):
-                out[i, f] = _frame_row(e, count - frames + 1 + f, start, NO_ROW, ring, stack)
+                out[i, f] = frame_row(e, count - frames + 1 + f, start, NO_ROW, ring, stack)
 
 
 @kernel()
@@ -173,7 +157,7 @@ def windows(envs: Int64s, positions: Int64s, ring: Ring, stack: Stack, out: Int6
     Observation t is out[:, t : t + K], the one after it out[:, t + 1 : t + 1 + K]. The T transitions are of one
     trajectory.
     """
-    steps, frames = ring[1], stack[0]
+    flags, steps, final, frames = ring[0], ring[1], ring[3], stack[0]
     slots = steps.shape[1]
     for b in range(envs.shape[0]):
         e, position = envs[b], positions[b]
@@ -181,15 +165,16 @@ def windows(envs: Int64s, positions: Int64s, ring: Ring, stack: Stack, out: Int6
         step = steps[e, position % slots]
         if step >= frames - 1:
             # nearly always: all of it is in the ring; one division serves the whole row
-            slot = first % slots
+            slot = last = first % slots
             for f in range(count):
                 out[b, f] = e * slots + slot
+                last = slot if f < count - 1 else last
                 slot = slot + 1 if slot + 1 < slots else 0
-            p = first + count - 1
-            out[b, count - 1] = _frame_row(e, p, first, p, ring, stack)
+            if flags[e, last] & ENDED:
+                out[b, count - 1] = stack[3] + final[e, last]
         else:
             for f in range(count):
-                out[b, f] = _frame_row(e, first + f, position - step, first + count - 1, ring, stack)
+                out[b, f] = frame_row(e, first + f, position - step, first + count - 1, ring, stack)
 
 
 @kernel()
@@ -202,26 +187,15 @@ def observation_pairs(envs: Int64s, positions: Int64s, ahead: Int64s, ring: Ring
         stop = position + ahead[b]
         for f in range(frames):
             p = position - frames + 1 + f
-            out[b, f] = _frame_row(e, p, start, NO_ROW, ring, stack)
-            out[b, frames + f] = _frame_row(e, p + ahead[b], start, stop, ring, stack)
+            out[b, f] = frame_row(e, p, start, NO_ROW, ring, stack)
+            out[b, frames + f] = frame_row(e, p + ahead[b], start, stop, ring, stack)
 
 
 @kernel()
 def describe(
-    envs: Int64s,
-    positions: Int64s,
-    run: int,
-    n_step: int,
-    gammas: Float64s,
-    counts: Int64s,
-    rewards: Float32s,
-    ring: Ring,
-    rows: Int64s,
-    ids: Int64s,
-    places: Int64s,
-    reals: Float32s,
-    done: Bools,
-) -> None:
+    envs: Int64s, positions: Int64s, run: int, n_step: int, gammas: Float64s, counts: Int64s, rewards: Float32s,
+    ring: Ring, rows: Int64s, ids: Int64s, places: Int64s, reals: Float32s, done: Bools,
+) -> None:  # fmt: skip
     """Identity and n-step outcome of ``run`` transitions in a row from each position on; B counts all of them.
 
     ``gammas`` (N,) are the discounts γ of the environments.

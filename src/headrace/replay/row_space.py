@@ -11,10 +11,13 @@ Copies go through the C library's ``memcpy``, which is what bounds their speed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
 from numba.core import types as _types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,8 +36,10 @@ ZERO_ROW = -1
 SHARD_BYTES = 1 << 28
 """Largest shard, unless one row is larger."""
 
+_PREFETCHED = 1024
+"""Bytes of the next large sample that are fetched early: the processor notices by itself how it goes on."""
 _READ_SHARE = 1 << 19
-_WRITE_SHARE = 1 << 21
+WRITE_SHARE = 1 << 21
 """The fewest bytes for a thread: waking one for less costs more than it saves, and much more on a busy machine. Writes
 come in step with an environment that has work for every core, so they stay on one thread for longer."""
 
@@ -42,7 +47,7 @@ memcpy = cast(
     "Callable[[int, int, int], int]",
     _types.ExternalFunction("memcpy", _types.intp(_types.intp, _types.intp, _types.intp)),
 )
-_memcmp = cast(
+memcmp = cast(
     "Callable[[int, int, int], int]",
     _types.ExternalFunction("memcmp", _types.int32(_types.intp, _types.intp, _types.intp)),
 )
@@ -50,6 +55,25 @@ _memset = cast(
     "Callable[[int, int, int], int]",
     _types.ExternalFunction("memset", _types.intp(_types.intp, _types.int32, _types.intp)),
 )
+
+_PIECES = 4
+"""Parts of a gather for each thread, so that the call does not wait for one that wakes up late."""
+
+
+def _fetch(_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch")
+        flags = [ir.Constant(number, flag) for flag in (0, 2, 1)]  # to read; into the second level; data
+        builder.call(function, [builder.inttoptr(args[0], pointer), *flags])
+        return context.get_dummy_value()
+
+    return _types.void(address), generate
+
+
+_prefetch = cast("Callable[[int], None]", intrinsic(_fetch))
+"""Brings a cache line near, and does nothing where the address is not mapped."""
 
 
 @inline
@@ -103,7 +127,11 @@ def _gather(start: int, stop: int, space: Space, rows: Int64s, outer: int, out: 
     size = rows.shape[1] * space[2]
     base = out.ctypes.data
     scratch = np.empty(1 if outer == 1 else 2 * size, dtype=np.uint8)
+    early = _PREFETCHED if size > 4 * _PREFETCHED else 0
     for b in range(start, stop):
+        ahead = rows[min(b + 1, stop - 1), 0]
+        for at in range(0, early if ahead >= 0 else 0, 64):
+            _prefetch(_address(space, ahead) + at)
         _gather_sample(space, rows, b, outer, base + b * size, scratch)
 
 
@@ -115,7 +143,7 @@ def gather(space: Space, rows: Int64s, outer: int, out: Bytes) -> None:
     ``ZERO_ROW`` reads as zeros.
     """
     size = rows.shape[1] * space[2]
-    run(_gather, len(rows), space, rows, outer, out, min_rows=_READ_SHARE // size + 1)
+    run(_gather, len(rows), space, rows, outer, out, min_rows=_READ_SHARE // size + 1, pieces=_PIECES)
 
 
 @kernel()
@@ -127,7 +155,7 @@ def _scatter(start: int, stop: int, space: Space, rows: Int64s, source: Source) 
 
 def scatter(space: Space, rows: Int64s, source: Source) -> None:
     """Write row ``rows[i]`` from row i of the source; rows are distinct, memory is borrowed."""
-    run(_scatter, len(rows), space, rows, source, min_rows=_WRITE_SHARE // space[2] + 1)
+    run(_scatter, len(rows), space, rows, source, min_rows=WRITE_SHARE // space[2] + 1)
 
 
 @helper
@@ -177,7 +205,7 @@ def _sample_differs(space: Space, rows: Int64s, sample: int, outer: int, here: i
         return _pieces_differ(ours, theirs, frames, outer)
     # the newest frame first: where anything changed, it did
     for f in range(frames - 1, -1, -1):
-        if _memcmp(_address(space, rows[sample, f]), here + f * row_bytes, row_bytes) != 0:
+        if memcmp(_address(space, rows[sample, f]), here + f * row_bytes, row_bytes) != 0:
             return True
     return False
 
@@ -197,7 +225,7 @@ def differ(space: Space, rows: Int64s, outer: int, source: Source, out: Bools) -
     The source is laid out as :func:`gather` writes: (outer, F, piece). Entries of ``out`` that are set already are left
     alone and not compared, so that several leaves can be compared in turn.
     """
-    few = _WRITE_SHARE // (rows.shape[1] * space[2]) + 1
+    few = WRITE_SHARE // (rows.shape[1] * space[2]) + 1
     run(_differ, len(rows), space, rows, outer, source, out, min_rows=few)
 
 
@@ -207,7 +235,7 @@ def _rows_differ(start: int, stop: int, first: Source, second: Source, nbytes: i
     other, other_stride, others = second
     for i in range(start, stop):
         if not out[i]:
-            out[i] = _memcmp(one + ones[i] * one_stride, other + others[i] * other_stride, nbytes) != 0
+            out[i] = memcmp(one + ones[i] * one_stride, other + others[i] * other_stride, nbytes) != 0
 
 
 def rows_differ(first: Source, second: Source, nbytes: int, out: Bools) -> None:
@@ -217,43 +245,42 @@ def rows_differ(first: Source, second: Source, nbytes: int, out: Bools) -> None:
 
 @kernel()
 def _shifts_differ(
-    start: int, stop: int, first: Source, second: Source, outer: int, frames: int, piece: int, only: int, out: Bools
+    start: int, stop: int, first: Source, second: Source, outer: int, frames: int, piece: int, out: Bools
 ) -> None:
     one, one_stride, ones = first
     other, other_stride, others = second
     size = outer * frames * piece
     scratch = np.empty(2 * size, dtype=np.uint8)
     earlier, later = scratch[:size], scratch[size:]
-    low, high = (0, frames - 1) if only < 0 else (only, only + 1)
     for i in range(start, stop):
         before, after = one + ones[i] * one_stride, other + others[i] * other_stride
         if outer == 1:
-            out[i] = _memcmp(before + (low + 1) * piece, after + low * piece, (high - low) * piece) != 0
+            out[i] = memcmp(before + piece, after, (frames - 1) * piece) != 0
             continue
         memcpy(earlier.ctypes.data, before, size)
         memcpy(later.ctypes.data, after, size)
         found = np.uint8(0)
         for a in range(outer):
             at = a * frames * piece
-            for b in range(at + low * piece, at + high * piece):
+            for b in range(at, at + (frames - 1) * piece):
                 found |= earlier[b + piece] ^ later[b]
         out[i] = found != 0
 
 
 def shifts_differ(
-    outer: int, frames: int, first: tuple[Tensor, Int64s], second: tuple[Tensor, Int64s], only: int, out: Bools
+    outer: int, frames: int, first: tuple[Tensor, Int64s], second: tuple[Tensor, Int64s], out: Bools
 ) -> None:
     """Set ``out[i]`` unless frames 0 … K−2 of stack i of ``second`` are frames 1 … K−1 of stack i of ``first``.
 
-    Stacks are laid out as (outer, K, piece). ``only`` names one frame of ``second`` to compare, -1 all of them.
+    Stacks are laid out as (outer, K, piece).
     """
     (one, ones), (other, others) = first, second
     one, one_stride = _rowwise(one)
     other, other_stride = _rowwise(other)
     sources = (one.data_ptr(), one_stride, ones), (other.data_ptr(), other_stride, others)
     piece = one[0].numel() * one.element_size() // (outer * frames)
-    few = _WRITE_SHARE // (outer * frames * piece) + 1
-    run(_shifts_differ, len(out), *sources, outer, frames, piece, only, out, min_rows=few)
+    few = WRITE_SHARE // (outer * frames * piece) + 1
+    run(_shifts_differ, len(out), *sources, outer, frames, piece, out, min_rows=few)
 
 
 @kernel()
@@ -274,20 +301,24 @@ class RowSpace:
         """Reserve ``rows`` rows; more can be had later with :meth:`reserve`."""
         self.row_bytes = row_bytes
         largest = max(SHARD_BYTES // row_bytes, 1).bit_length() - 1
-        self._shift = min(max(rows - 1, 0).bit_length(), largest)
+        self.shift = min(max(rows - 1, 0).bit_length(), largest)
         self._memory = memory
         self._name = name
         self._shards: list[Bytes] = []
-        self._space = (np.empty(0, np.int64), self._shift, row_bytes)
+        self.addresses = np.empty(0, np.int64)
+        """Of the shards."""
         self.reserve(rows)
 
     def reserve(self, rows: int) -> None:
         """Make row numbers below ``rows`` usable. Shards that an earlier process wrote are mapped again."""
-        while len(self._shards) << self._shift < rows:
+        while len(self._shards) << self.shift < rows:
             name = f"{self._name}.{len(self._shards):04d}"
-            self._shards.append(self._memory.allocate(name, self.row_bytes << self._shift))
-            addresses = np.array([shard.ctypes.data for shard in self._shards], np.int64)
-            self._space = (addresses, self._shift, self.row_bytes)
+            self._shards.append(self._memory.allocate(name, self.row_bytes << self.shift))
+            self.addresses = np.array([shard.ctypes.data for shard in self._shards], np.int64)
+
+    @property
+    def _space(self) -> Space:
+        return self.addresses, self.shift, self.row_bytes
 
     def write(self, rows: Int64s, source: Tensor, index: Int64s, offset: int = 0) -> None:
         """Copy ``source[index[i]]`` to ``rows[i]``, from byte ``offset`` of the source's row on."""
@@ -317,7 +348,7 @@ class RowSpace:
         try:
             self.reserve(int(rows.max(initial=0)) + 1)
         except (FileNotFoundError, DataError):
-            return np.minimum(rows, (len(self._shards) << self._shift) - 1)
+            return np.minimum(rows, (len(self._shards) << self.shift) - 1)
         return rows
 
     def nbytes(self, rows: int, /) -> int:

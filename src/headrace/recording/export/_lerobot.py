@@ -134,12 +134,7 @@ class LeRobotExporter(Exporter):
     """Episode bytes after which a file is full."""
 
     def __init__(
-        self,
-        dataset: EpisodeDataset,
-        *,
-        fps: float | None,
-        cameras: Mapping[str, str],
-        stacks: Mapping[str, StackSpec],
+        self, dataset: EpisodeDataset, *, fps: float | None, cameras: Mapping[str, str], stacks: Mapping[str, StackSpec]
     ) -> None:
         super().__init__(dataset)
         self._cameras, self._stacks = cameras, stacks
