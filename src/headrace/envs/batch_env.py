@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace._device import to_device
 from headrace._kernels.threads import stop_workers
-from headrace.envs._episode_state import StepOutcome
+from headrace.envs._episode_state import EpisodeState, StepOutcome
 from headrace.envs._observations import HeldObservations
 from headrace.envs.episodic_env import AUTORESET_MODES, EpisodicEnv, check_snapshot
 from headrace.envs.recipe import EpisodeRules
-from headrace.envs.task import Rows, Task, device_actions, refuse_actions, rehearse, select_actions
-from headrace.errors import ConfigError
+from headrace.envs.task import Rows, Task, device_actions, refuse_actions, select_actions
+from headrace.errors import ConfigError, DtypeError, ShapeError
 from headrace.ids import check_ids, check_mask, check_seed
 from headrace.sim import Simulation
 from headrace.sim.mujoco_sim import MujocoSim
@@ -411,3 +412,54 @@ class BatchEnv(EpisodicEnv):
                 self._viewer.close()
             self._viewer = viewer
         return self._viewer
+
+
+def rehearse(task: Task, sim: Simulation) -> None:
+    """Call each row function once on environment 0, check what it returns, and put the simulation back."""
+    episodes = EpisodeState(sim.num_envs, sim.device, task.memory)
+    episodes.episode_ids.zero_()
+    ids = torch.zeros(1, dtype=torch.int64, device=sim.device)
+    rows = Rows(sim, episodes, ids)
+    sim.reset(ids)
+    task.reset(rows)
+    sim.forward(ids)
+    actions = _zero_actions(task, sim.device)
+    task.apply_action(rows, actions)
+    task.control(rows, 0)
+    task.settle(rows, lambda _: None)
+    obs = task.observe(rows)
+    expected = set(task.observation_space.spaces) - set(task.images)
+    if set(obs) != expected:
+        raise ShapeError(f"{_name(task)}.observe: expected the groups {sorted(expected)}, got {sorted(obs)}")
+    for group in expected:
+        space = task.observation_space.spaces[group]
+        _check(task, f"observe[{group!r}]", obs[group], (1, *(space.shape or ())), torch.float64)
+    _check(task, "reward", task.reward(rows, actions), (1,), torch.float64)
+    _check(task, "terminated", task.terminated(rows), (1,), torch.bool)
+    success = task.success(rows)
+    if (success is None) != (task.success_measure is None):
+        raise ShapeError(f"{_name(task)}: expected success_measure (in words) and success(rows), or neither")
+    if success is not None:
+        _check(task, "success", success, (1,), torch.bool)
+    texts = task.instructions(rows)
+    if texts is not None and [type(text) for text in texts] != [str]:
+        raise ShapeError(f"{_name(task)}.instructions: expected one text for one row, got {texts!r}")
+    sim.reset(ids)
+    sim.seal()
+
+
+def _zero_actions(task: Task, device: torch.device) -> Tensor:
+    if isinstance(task.action_space, spaces.Discrete):
+        return torch.full((1,), int(task.action_space.start), dtype=torch.int64, device=device)
+    return torch.zeros((1, *task.action_space.shape), dtype=torch.float64, device=device)
+
+
+def _check(task: Task, what: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(value.shape) != shape:
+        raise ShapeError(f"{_name(task)}.{what}: expected shape {shape} for one row, got {tuple(value.shape)}")
+    if value.dtype != dtype:
+        raise DtypeError(f"{_name(task)}.{what}: expected {dtype}, got {value.dtype}")
+
+
+def _name(task: Task) -> str:
+    return type(task).__name__

@@ -20,8 +20,8 @@ from headrace.envs.task import count_actions
 from headrace.errors import ConfigError, EvaluationError, HeadraceError
 from headrace.evaluation._journal import Header, Journal, circumstances, describe_source
 from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
-from headrace.evaluation.loop import BackgroundResets, ChunkLoop, OnStep
-from headrace.evaluation.scheduling import ChunkLengths, EndlessPlan, EpisodePlan, make_admission
+from headrace.evaluation.loop import ChunkLoop, OnStep
+from headrace.evaluation.scheduling import BackgroundResets, ChunkLengths, EndlessPlan, EpisodePlan, make_admission
 from headrace.libraries.training import library_run
 from headrace.policies.batching import Batching, choose_batching
 from headrace.policies.engines import EnginePolicy, InlineEngine, ThreadEngine, make_engine
