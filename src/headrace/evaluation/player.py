@@ -30,7 +30,7 @@ from headrace.policies.identity import policy_hash
 from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, find_task
 from headrace.policies.preflight import PreflightRow, compare_features
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
-from headrace.policies.serving.remote_cfg import RemoteCfg
+from headrace.policies.serving.links import RemoteCfg
 from headrace.policies.step_policy import StepPolicy
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.evaluation.player import EpisodeProgress, OnEpisodes, Player, open_player, play_plan
 from headrace.evaluation.scheduling import EpisodePlan
 from headrace.policies.identity import policy_hash
-from headrace.policies.serving.remote_cfg import RemoteCfg
+from headrace.policies.serving.links import RemoteCfg
 
 if TYPE_CHECKING:
     from headrace.policies.load_policy import PolicySource

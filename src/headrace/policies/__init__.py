@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from headrace.policies.serving._server import PolicyServer as PolicyServer
     from headrace.policies.serving._server import ServeCfg as ServeCfg
     from headrace.policies.serving._server import serve as serve
-    from headrace.policies.serving.remote_cfg import RemoteCfg as RemoteCfg
+    from headrace.policies.serving.links import RemoteCfg as RemoteCfg
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -30,7 +30,7 @@ from headrace.errors import ConfigError, DataError, UnknownNameError, require_ex
 from headrace.files import hide_secrets, write_whole
 from headrace.policies.act import SHIPPED, ActPolicy, instruction_numbers, read_policy
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, PolicyLike, as_chunk_policy
-from headrace.policies.serving.remote_cfg import RemoteCfg
+from headrace.policies.serving.links import RemoteCfg
 from headrace.types import Obs
 
 if TYPE_CHECKING:

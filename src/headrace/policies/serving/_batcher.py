@@ -23,7 +23,7 @@ from headrace.policies.protocol import (
     RemembersEpisodes,
     has_memory,
 )
-from headrace.policies.serving._links import is_lost
+from headrace.policies.serving.links import is_lost
 from headrace.types import Obs
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from headrace.policies.engines import Request
 from headrace.policies.observation_map import ObservationMap, take_actions, to_array
 from headrace.policies.preflight import FeatureSpec
 from headrace.policies.protocol import TENSOR_FIELDS, ChunkContext, ChunkPolicy, EpisodeRows, one_row
-from headrace.policies.serving._links import Link
 from headrace.policies.serving._wire import Array, ArrayForm, pack, shorten, unpack, unpack_map
+from headrace.policies.serving.links import Link
 from headrace.types import Obs
 
 PROTOCOL = 1

@@ -20,9 +20,8 @@ from headrace.policies.observation_map import ObservationMap
 from headrace.policies.protocol import ChunkContext, ChunkPolicy, EpisodeRows, check_chunk, name_rows, one_row
 from headrace.policies.serving._batcher import ServingStats, join_rows
 from headrace.policies.serving._dialects import Gr00tSpeaker, Speaker, WebsocketSpeaker
-from headrace.policies.serving._links import Link, LinkLost, WebsocketLink, ZmqLink, persist
 from headrace.policies.serving._wire import unpack_map
-from headrace.policies.serving.remote_cfg import RemoteCfg
+from headrace.policies.serving.links import Link, LinkLost, RemoteCfg, WebsocketLink, ZmqLink, persist
 from headrace.types import Obs
 
 MOST_SENDS = 5

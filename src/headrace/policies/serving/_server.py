@@ -32,7 +32,7 @@ from headrace.policies.serving._batcher import Batcher, ServingStats
 from headrace.policies.serving._dialects import PROTOCOL, Visitor, read_request
 from headrace.policies.serving._remote import Relay, Upstream, connect_server
 from headrace.policies.serving._wire import pack, unpack_map
-from headrace.policies.serving.remote_cfg import FRAME_LIMIT, RemoteCfg, check_seconds, check_whole
+from headrace.policies.serving.links import FRAME_LIMIT, RemoteCfg, check_seconds, check_whole
 
 _INTERNAL_ERROR, _POLICY_VIOLATION = 1011, 1008
 _SMALL_FRAME = 1 << 16

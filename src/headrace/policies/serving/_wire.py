@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DataError, require_extra
-from headrace.policies.serving.remote_cfg import FRAME_LIMIT
+from headrace.policies.serving.links import FRAME_LIMIT
 
 _msgpack: Any = require_extra("msgpack", extra="serve", purpose="talking to a policy server")
 
