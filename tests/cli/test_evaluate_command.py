@@ -14,8 +14,8 @@ import headrace
 from headrace.cli.main import build_parser, main
 from headrace.errors import ConfigError, PolicyError
 from headrace.policies.act import ActCfg, ActPolicy, save_policy
-from headrace.policies.identity import policy_hash
 from headrace.policies.protocol import ChunkContext
+from headrace.policies.step_policy import policy_hash
 from headrace.recording import EpisodeDataset, FilmCfg
 from headrace.types import Obs
 

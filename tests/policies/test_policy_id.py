@@ -22,8 +22,8 @@ from headrace._published import find_published_file
 from headrace.errors import ConfigError
 from headrace.policies import as_chunk_policy
 from headrace.policies.act import ActCfg, ActPolicy, instruction_numbers
-from headrace.policies.identity import current_id, policy_hash
 from headrace.policies.load_policy import PusherWordsPolicy, list_shipped_policies
+from headrace.policies.step_policy import current_id, policy_hash
 
 
 class Net(nn.Module):

@@ -158,7 +158,7 @@ def evaluation_bundle(evaluation: Evaluation, name: str) -> schema.PlayBundle:
         evaluation: with an identity: what was played, and by which policy.
         name: tells it from others of the same policy; part of the run id.
     """
-    from headrace.policies.identity import current_id
+    from headrace.policies.step_policy import current_id
 
     about, where = evaluation.identity, evaluation.circumstances or {}
     if about is None:

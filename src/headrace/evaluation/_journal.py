@@ -41,7 +41,7 @@ from headrace.files import (
     truncate,
     write_all,
 )
-from headrace.policies.identity import current_id
+from headrace.policies.step_policy import current_id
 
 FORMAT = "headrace-evaluation-1"
 _MOST = 10**8

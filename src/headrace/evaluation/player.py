@@ -26,12 +26,11 @@ from headrace.libraries.training import library_run
 from headrace.policies.batching import Batching, choose_batching
 from headrace.policies.engines import EnginePolicy, InlineEngine, ThreadEngine, make_engine
 from headrace.policies.foreign import ForeignEngine, ForeignPolicy, ProcessEngine
-from headrace.policies.identity import policy_hash
 from headrace.policies.load_policy import FoundPolicy, PolicySource, build_policy, find_policy, find_task
 from headrace.policies.preflight import PreflightRow, compare_features
 from headrace.policies.protocol import ChunkPolicy, PolicyLike, as_chunk_policy
 from headrace.policies.serving.links import RemoteCfg
-from headrace.policies.step_policy import StepPolicy
+from headrace.policies.step_policy import StepPolicy, policy_hash
 
 if TYPE_CHECKING:
     from headrace.bridges.bridge_env import BridgeEnv

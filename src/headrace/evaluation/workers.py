@@ -37,8 +37,8 @@ from headrace.evaluation._result_files import common_values, total_counters
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.evaluation.player import EpisodeProgress, OnEpisodes, Player, open_player, play_plan
 from headrace.evaluation.scheduling import EpisodePlan
-from headrace.policies.identity import policy_hash
 from headrace.policies.serving.links import RemoteCfg
+from headrace.policies.step_policy import policy_hash
 
 if TYPE_CHECKING:
     from headrace.policies.load_policy import PolicySource

@@ -24,7 +24,6 @@ from headrace.bridges.interpreter import PACKAGE_ENTRY, Interpreter, open_shared
 from headrace.errors import ConfigError, DataError, PolicyError
 from headrace.policies.batching import COUNTS, Answer, Asker, Batching, choose_batching
 from headrace.policies.engines import EnginePolicy, OneRequest, RememberingEnginePolicy, Reply, Request, answer_request
-from headrace.policies.identity import policy_hash
 from headrace.policies.observation_map import ObservationMap, map_policy, to_array
 from headrace.policies.preflight import FeatureSpec, read_features
 from headrace.policies.protocol import (
@@ -36,6 +35,7 @@ from headrace.policies.protocol import (
     has_memory,
     name_rows,
 )
+from headrace.policies.step_policy import policy_hash
 from headrace.types import Obs
 
 _START_S, _ANY_S = 600.0, 1e9

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.policies import identity
+from headrace.policies import step_policy as identity
 
 
 def test_a_policy_in_an_untracked_file_is_recorded_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

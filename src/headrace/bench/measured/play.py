@@ -214,7 +214,7 @@ def warm_up_play(env: AnyEnv, policy: ChunkPolicy, builder: PlayBuilder, rule: W
 
 def _identify(described: PolicyDescriptor | None, policy: ChunkPolicy) -> PolicyDescriptor | None:
     """Return the description with the policy's id, or without one where its code cannot be seen through."""
-    from headrace.policies.identity import policy_hash
+    from headrace.policies.step_policy import policy_hash
 
     try:
         return described and described.model_copy(update={"policy_id": policy_hash(policy)})
