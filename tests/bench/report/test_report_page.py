@@ -12,8 +12,7 @@ from report_bundles import a_set, varied
 
 import headrace
 from headrace.bench.comparison import CompareCfg, compare
-from headrace.bench.reporting._plots import Series, line_plot, nice_ticks, short, strips
-from headrace.bench.reporting.history import change_points, histories
+from headrace.bench.reporting.history import Series, change_points, histories, line_plot, nice_ticks, short, strips
 from headrace.bench.reporting.page import Film, Story, report_page
 from headrace.bench.schema import Bundle, PerEpisode, bundle_text
 from headrace.cli import main

@@ -20,8 +20,7 @@ import numpy as np
 from headrace.bench.comparing import all_notes, cells, change
 from headrace.bench.comparison import Comparison, MetricComparison, Verdict
 from headrace.bench.figures import Metric, metrics, number
-from headrace.bench.reporting._plots import Series, line_plot, strips
-from headrace.bench.reporting.history import History
+from headrace.bench.reporting.history import History, Series, line_plot, strips
 from headrace.bench.schema import Bundle, PlayBundle, Spread, StartupBundle, TrainingBundle, with_label
 from headrace.errors import DataError
 from headrace.statistics import Interval, paired_interval, wilson_interval
