@@ -27,24 +27,9 @@ from headrace.errors import (
 from headrace.history import image_observation, normalize_image
 from headrace.ids import over
 
-__all__ = [
-    "CameraFrameStack",
-    "CircularBuffer",
-    "DelayBuffer",
-    "image",
-    "image_depth",
-    "image_rgb",
-    "image_segmentation",
-    "is_depth_like",
-    "is_normals_like",
-    "is_rgb_like",
-    "normalize_camera_image",
-    "normalize_depth",
-    "normalize_normals",
-    "normalize_rgb",
-    "normalize_segmentation",
-    "stacked_image",
-]
+__all__ = ["CameraFrameStack", "CircularBuffer", "DelayBuffer", "image", "image_depth", "image_rgb"]
+__all__ += ["image_segmentation", "is_depth_like", "is_normals_like", "is_rgb_like", "normalize_camera_image"]
+__all__ += ["normalize_depth", "normalize_normals", "normalize_rgb", "normalize_segmentation", "stacked_image"]
 
 BatchIds: TypeAlias = Sequence[int] | slice | Tensor | None
 """Elements of the batch: indices (negative ones count from the end), a slice, a bool mask, or None for all."""

@@ -29,40 +29,11 @@ from headrace.envs.term_task import (
 from headrace.errors import ConfigError
 from headrace.sim.mujoco_api import object_id, position_columns, velocity_columns
 
-__all__ = [
-    "ActionL2",
-    "ActionRateL2",
-    "ActionTerm",
-    "AddedCamera",
-    "Alive",
-    "BodiesNear",
-    "BodyBelow",
-    "BodyPosition",
-    "Choice",
-    "Distance",
-    "Effort",
-    "IntervalEvent",
-    "JointOutOfRange",
-    "JointPositionL2",
-    "JointPositions",
-    "JointVelocities",
-    "JointVelocityL2",
-    "LastAction",
-    "LogUniform",
-    "ObservationTerm",
-    "PositionTarget",
-    "PushJoints",
-    "Ramp",
-    "Randomization",
-    "ResetEvent",
-    "ResetJoints",
-    "RewardTerm",
-    "SuccessTerm",
-    "Time",
-    "Uniform",
-    "Upright",
-    "level_memory",
-]
+__all__ = ["ActionL2", "ActionRateL2", "ActionTerm", "AddedCamera", "Alive", "BodiesNear", "BodyBelow", "BodyPosition"]
+__all__ += ["Choice", "Distance", "Effort", "IntervalEvent", "JointOutOfRange", "JointPositionL2", "JointPositions"]
+__all__ += ["JointVelocities", "JointVelocityL2", "LastAction", "LogUniform", "ObservationTerm", "PositionTarget"]
+__all__ += ["PushJoints", "Ramp", "Randomization", "ResetEvent", "ResetJoints", "RewardTerm", "SuccessTerm", "Time"]
+__all__ += ["Uniform", "Upright", "level_memory"]
 
 # --- what can be observed ---------------------------------------------------------------------------------------
 
