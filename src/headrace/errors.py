@@ -128,6 +128,16 @@ def require_extra(module: str, *, extra: str, purpose: str) -> ModuleType:
         ) from error
 
 
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a package, read without importing it; None where it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def check_counts(**counts: int | None) -> None:
     """Refuse a count below 1, by the name of its argument; None is not checked."""
     for name, count in counts.items():

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from pydantic import JsonValue
 from headrace import __version__
 from headrace._kernels.threads import available_cores
 from headrace.bench.schema import SAMPLED, GpuDeviceInfo, Hardware, LibraryDescriptor, Resources, Statistic, Versions
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, installed_version
 from headrace.libraries.registry import BUILT_IN, library
 
 GB = 2**30
@@ -55,11 +54,11 @@ def versions(folder: Path) -> Versions:
     changes = None if commit is None else _git(folder, "status", "--porcelain")
     dirty = [line[3:] for line in (changes or "").splitlines()]
     rl = [spec.distribution for spec in map(library, BUILT_IN) if spec.module is not None]
-    found = {name: _version(name) for name in sorted((*_PACKAGES, *rl))}
+    found = {name: installed_version(name) for name in sorted((*_PACKAGES, *rl))}
     return Versions(
         headrace=__version__,
         python=platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy", "mujoco", "gymnasium")},
+        **{name: installed_version(name) for name in ("torch", "numpy", "mujoco", "gymnasium")},
         packages={name: version for name, version in found.items() if version is not None},
         git_commit=commit,
         git_branch=None if branch == "HEAD" else branch,  # a detached head has no branch
@@ -118,7 +117,7 @@ def describe_library(
     spec = library(name)
     return LibraryDescriptor(
         name=name,
-        version=_version(spec.distribution),
+        version=installed_version(spec.distribution),
         algorithm=algorithm,
         settings=dict(settings or {}),
         differences=[] if settings is None else list(spec.differences),
@@ -131,13 +130,6 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

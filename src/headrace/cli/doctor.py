@@ -18,7 +18,7 @@ from rich.text import Text
 
 from headrace._kernels.threads import available_cores
 from headrace.cli.records import Command
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, installed_version
 
 State = Literal["ok", "absent", "broken"]
 _MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "absent": ("–", "yellow"), "broken": ("✗", "bold red")}
@@ -192,9 +192,8 @@ def _needs() -> list[tuple[Requirement, str | None]]:
 def _library(need: Requirement) -> Finding:
     """How an installed package meets a requirement."""
     command = f"pip install '{need.name}{need.specifier}'"
-    try:
-        version = metadata.version(need.name)
-    except metadata.PackageNotFoundError:
+    version = installed_version(need.name)
+    if version is None:
         return Finding(need.name, "broken", "not installed", command)
     if need.specifier.contains(version, prereleases=True):
         return Finding(need.name, "ok", version)

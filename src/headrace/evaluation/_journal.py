@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from headrace import files
-from headrace.errors import ConfigError, DataError, StorageError
+from headrace.errors import ConfigError, DataError, StorageError, installed_version
 from headrace.evaluation._result import EpisodeResult
 from headrace.files import (
     append,
@@ -347,7 +346,8 @@ def circumstances(env: object, engine: str) -> dict[str, Any]:
         "num_envs": getattr(env, "num_envs", None),
         "threads": getattr(recipe, "threads", None),
         "engine": engine,
-        **{name: _version(name) for name in ("headrace", "torch", "numpy", "mujoco", "gymnasium")},
+        **{name: installed_version(name) for name in ("headrace", "torch", "numpy", "mujoco", "gymnasium")},
+        "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": _processor(),
         "torch_threads": torch.get_num_threads(),
@@ -373,13 +373,6 @@ def numeric_fingerprint() -> str:
             torch.from_numpy(x.reshape(4, 268).numpy() @ y.reshape(268, 4).numpy()),
         ]
         return hashlib.sha256(b"".join(part.numpy().tobytes() for part in found)).hexdigest()[:16]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return torch.__version__ if name == "torch" else version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def describe_source(env: object) -> dict[str, Any]:
