@@ -6,6 +6,8 @@
   (d) clients   clients of one policy server, each with a connection of its own and ten requests of one row; an answer
                 that belongs to another client ends the benchmark
   (e) workers   an evaluation over processes of Ray; a table that differs from that of one process ends the benchmark
+  (f) soak      ten minutes of steps with pictures, a full replay store, recorded episodes, evaluations with journals;
+                bar: in the second half memory grows by at most 2 %
 
 Each measurement runs in a process of its own and is stated with the memory that it adds to that process.
 
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 MERGE_BAR_US = 60.0
 FILES = 4
@@ -124,6 +127,41 @@ def play_over(workers: int) -> None:
     assert found.episodes == alone.episodes, "the table differs from that of one process"
 
 
+def soak(folder: Path, seconds: float) -> list[float]:
+    """Return the resident MB of this process at ten moments of steps, samples, recordings and evaluations."""
+    import shutil
+
+    import torch
+
+    import headrace
+    from headrace.recording import DatasetInfo, EpisodeRecorder
+    from headrace.replay import ReplayBuffer
+    from headrace.types import StackSpec
+
+    env = headrace.make("cartpole-camera", 16, overrides={"frame_stack": 2, "pixels": 48})
+    spaces = (env.single_observation_space, env.single_action_space)
+    buffer = ReplayBuffer(4_000, 16, *spaces, stack={"policy": StackSpec(frames=2, dim=-1)})
+    obs, _ = env.reset(seed=0)
+    begin, found = time.monotonic(), list[float]()
+    while len(found) < 10:
+        shutil.rmtree(folder / "dataset", ignore_errors=True)
+        with EpisodeRecorder(folder / "dataset", info=DatasetInfo.of(env)) as recorder:
+            env.attach(recorder)
+            for _ in range(300):
+                active, action = env.active, torch.rand(16, 1) * 2 - 1
+                step = env.step(action)
+                buffer.extend(obs, action, step, active)
+                obs = step.obs
+            env.detach(recorder)
+        buffer.sample(256)
+        (folder / "journal").unlink(missing_ok=True)
+        headrace.evaluate("pusher-solid", episodes=16, num_envs=8, progress=False, journal=folder / "journal")
+        if time.monotonic() - begin > seconds * (len(found) + 1) / 10:
+            line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+            found.append(int(line.split()[1]) / 1024)
+    return found
+
+
 def run(task: str, folder: Path) -> None:
     """Do one thing in this process; print its seconds and the memory that it took."""
     from headrace.bench import report
@@ -144,6 +182,9 @@ def run(task: str, folder: Path) -> None:
         assert report(folder / "runs", output=folder / "report.html").runs == len(list((folder / "runs").iterdir()))
     elif task.startswith("clients"):
         ask_server(int(task.removeprefix("clients")))
+    elif task.startswith("soak"):
+        print(json.dumps({"resident": soak(folder, float(task.removeprefix("soak")))}))
+        return
     elif task.startswith("workers"):
         play_over(int(task.removeprefix("workers")))
     else:
@@ -156,7 +197,7 @@ def peak_mb() -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure(task: str, folder: Path) -> dict[str, float]:
+def measure(task: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run([sys.executable, __file__, "--run", task, folder], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -165,14 +206,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar falls short, naming it")
-    parser.add_argument("--part", action="append", choices=list("abcde"), help="only this part; may be repeated")
+    parser.add_argument("--part", action="append", choices=list("abcdef"), help="only this part; may be repeated")
     parser.add_argument("--markdown", metavar="FILE", help="also write the tables as Markdown")
     parser.add_argument("--run", nargs=2, metavar=("TASK", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
         run(arguments.run[0], Path(arguments.run[1]))
         return 0
-    parts, failures, lines = arguments.part or list("abcde"), list[str](), list[str]()
+    parts, failures, lines = arguments.part or list("abcdef"), list[str](), list[str]()
     if "a" in parts:
         lines += ["| rows merged and saved | s | µs per row | MB added |", "|---:|---:|---:|---:|"]
         for rows in (10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000):
@@ -206,6 +247,14 @@ def main() -> int:
                     write_bundles(Path(place), size)
                 found = measure(task if task == "report" else f"{task}{size}", Path(place))
             lines.append(f"| {size:,} | {found['seconds']:.1f} | {found['mb']:.0f} |")
+    if "f" in parts:
+        seconds = 20 if arguments.quick else 600
+        with tempfile.TemporaryDirectory() as place:
+            resident: list[float] = measure(f"soak{seconds}", Path(place))["resident"]
+        lines += ["", "| soak | MB resident at each tenth |", "|---:|---|"]
+        lines.append(f"| {seconds} s | {', '.join(f'{value:.0f}' for value in resident)} |")
+        if resident[-1] > 1.02 * resident[4]:
+            failures.append(f"soak: from {resident[4]:.0f} to {resident[-1]:.0f} MB in its second half, bar 2 %")
     text = "\n".join(lines)
     print(text)
     if arguments.markdown:
