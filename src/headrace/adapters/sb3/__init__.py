@@ -3,8 +3,8 @@
 import sys
 from importlib import import_module
 
-for _name in ("_features", "_replay"):
-    sys.modules[f"{__name__}.{_name}"] = import_module(f"headrace.libraries.sb3.{_name}")
+for _name, _place in (("_features", "_learner"), ("_replay", "_replay")):
+    sys.modules[f"{__name__}.{_name}"] = import_module(f"headrace.libraries.sb3.{_place}")
 
 
 def __getattr__(name: str) -> object:
