@@ -14,8 +14,8 @@ with
              of 64 environments is 64 times that, since it takes one episode at a time
 
 Both cores step the physics, so every microsecond of copying (the step waits for it) and of writing (the thread takes a
-core) is missing there: the share of "least" is what the copy and the writer cost, measured in the same rounds. Where a
-bar is not beyond it by two points of a step, the bar is that of "least" and two points.
+core) is missing there: the share of "least" is what the copy and the writer must cost, measured in the same rounds. A
+bar is at least two points of a step above it.
 
 The share of recording is the median of 1 − alone / recording over pairs of rounds of 100 steps, one right after the
 other, the writer's thread running beside them; every third pair has a round of one file. Each contestant
@@ -24,8 +24,8 @@ waits for its disk before the next one runs; the table has the time with and wit
   python benchmarks/recording.py             the whole table, about three minutes
   python benchmarks/recording.py --quick     under a minute
   python benchmarks/recording.py --check     exit 1 and name each bar that falls short:
-                                             state ≤ 5 % of a step, images ≤ 15 %, each at least least + 2 %;
-                                             memory ≤ 2 episodes an environment
+                                             state ≤ 5 % of a step, images ≤ 15 %, or two points more than
+                                             "least" takes where that is more; memory ≤ 2 episodes an environment
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class Least:
     waiting: queue.Queue[tuple[int, int, int]] = field(default_factory=queue.Queue)
 
     def after_reset(self, record: ResetRecord) -> None:
+        del record
         if not self.fields:
             self.path.mkdir()
             threading.Thread(target=self._write, daemon=True).start()

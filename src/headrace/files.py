@@ -507,9 +507,11 @@ def read_record(kind: type[_T], content: object, where: str, *, strict: bool = F
     from pydantic import ValidationError
 
     known = {entry.name for entry in dataclasses.fields(cast("Any", kind))}
-    for name in content if isinstance(content, dict) else ():
+    for name, value in cast("dict[str, Any]", content).items() if isinstance(content, dict) else ():
         if name not in known:
             raise DataError(f"{where}: {name}: it is unknown; expected {', '.join(sorted(known))}")
+        if isinstance(value, int) and abs(value) >> 1024:  # would be read as infinity where a float is expected
+            raise DataError(f"{where}: {name}: a number of {value.bit_length()} bits is larger than any; it is damaged")
     try:
         reader = _reader(kind)
         return reader.validate_json(json.dumps(content), strict=True) if strict else reader.validate_python(content)

@@ -56,6 +56,8 @@ def read_all(path: Path) -> None:
         ({"success": 1}, "success"),
         ({"diverged": None}, "diverged"),
         ({"episode_return": "much"}, "episode_return"),
+        ({"episode_return": 10**400}, "episode_return: a number of 1329 bits"),
+        ({"episode_return": -(10**400)}, "episode_return: a number of 1329 bits"),
         ({"instruction": 7}, "instruction"),
         ({"instruction": "\ud800"}, "Invalid JSON"),
         ({"instruction": "a\0b"}, "instruction"),
