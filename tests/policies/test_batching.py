@@ -289,6 +289,26 @@ def test_settings_of_other_kinds_are_refused_with_what_to_pass() -> None:
         _evaluate(SimpleNamespace(select_action=lambda batch: None))
     with pytest.raises(ConfigError, match="did you mean 'gym:CartPole-v1'"):
         headrace.evaluate("CartPole-v1", Mlp(), episodes=1)
+    for name, value in (("timeout", -1), ("timeout", float("nan")), ("timeout", "3"), ("ensemble_decay", "x")):
+        with pytest.raises(ConfigError, match=f"{name}: expected a number"):
+            PlayCfg(**{name: value})  # type: ignore[arg-type]  # bad on purpose
+    with pytest.raises(ConfigError, match=r"mapping: expected a headrace\.policies\.ObservationMap"):
+        PlayCfg(mapping={"a": "b"})  # type: ignore[arg-type]  # bad on purpose
+
+
+@pytest.mark.parametrize("answer", [None, [[0.0]]])
+def test_an_answer_that_is_no_array_is_refused_with_what_was_expected(answer: object) -> None:
+    with pytest.raises(PolicyError, match="expected a tensor or array"):
+        headrace.evaluate("cartpole", lambda obs: answer, episodes=1, num_envs=1, progress=False)  # type: ignore[arg-type, return-value]  # bad on purpose
+
+
+def test_a_policy_that_reads_its_environment_is_found() -> None:
+    class Placed(Mlp):
+        def forward(self, obs: Obs, context: ChunkContext) -> Tensor:  # type: ignore[override]
+            return super().forward(obs) + context.env_ids[:, None, None] * 0.01
+
+    with pytest.raises(PolicyError, match="reads env_ids"):
+        _evaluate(Placed(), policy_id="x")
 
 
 def test_a_policy_of_one_action_per_chunk_may_leave_the_axis_of_the_chunk_out() -> None:

@@ -141,3 +141,24 @@ def test_groups_of_other_names_become_pictures_too_and_other_sizes_are_refused()
         LeRobotPolicy(_Sees((3, 6, 8)), groups={"observation.image.top": "camera"})
     with pytest.raises(PolicyError, match="expected a group 'elsewhere' of the environment"):
         LeRobotPolicy(_Sees((3, 6, 8)), groups={"observation.images.top": "elsewhere"})(obs, one_row(""))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("jpeg", "9"), ("crop", "x"), ("crop", True), ("image_size", 3), ("keys", ["a"]), ("negated", ("a",))),
+        *(("prompt", 3), ("flips", "rows"), ("dtypes", "float32"), ("actions", "actions")),
+    ],
+)
+def test_settings_of_another_type_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"mapping {name}: expected"):
+        ObservationMap(**{name: value})  # type: ignore[arg-type]  # bad on purpose
+
+
+def test_a_sign_of_a_part_that_actions_lack_is_refused() -> None:
+    mapping = ObservationMap(keys={"state": "policy"}, negated=(4,))
+    with pytest.raises(ConfigError, match=r"mapping negated: expected parts of 1, got \(4,\)"):
+        headrace.evaluate(
+            "cartpole", lambda obs: torch.zeros(len(obs["state"]), 1), episodes=1, num_envs=1,
+            play=PlayCfg(mapping=mapping), progress=False,
+        )  # fmt: skip

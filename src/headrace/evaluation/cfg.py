@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -61,6 +62,14 @@ class PlayCfg:
                 f"instruction: expected one text for every episode, or None for the task's own, got "
                 f"{given!r}; a suite has a text for each of its tasks"
             )
+        for name, least in (("timeout", 0.0), ("ensemble_decay", -math.inf)):
+            number: object = getattr(self, name)
+            if number is not None and not (isinstance(number, int | float) and least < number < math.inf):
+                raise ConfigError(
+                    f"{name}: expected a number{' above 0' if least == 0 else ''}, or None, got {number!r}"
+                )
+        if self.mapping is not None and not hasattr(self.mapping, "fill"):
+            raise ConfigError(f"mapping: expected a headrace.policies.ObservationMap, got {self.mapping!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -427,7 +427,9 @@ class Asker:
         for policy, rows, how in groups[:-1] if single else groups:
             index = rows.to(device)
             part, seen = context.rows(index), {name: values.index_select(0, index) for name, values in obs.items()}
-            again = answer_rows(policy, seen, part, self._batching)
+            # whichever environment a row is in; only a memory may be kept by it
+            moved = part if has_memory(policy) else replace(part, env_ids=context.env_ids.roll(1)[index])
+            again = answer_rows(policy, seen, moved, self._batching)
             computed += len(rows) + again.padding
             _compare(answer.actions[rows], again.actions, part, how)
         return computed
@@ -442,8 +444,8 @@ def _compare(given: Tensor, again: Tensor, context: ChunkContext, how: str) -> N
     raise PolicyError(
         f"policy: expected answers that are functions of their rows, got another one for {name_rows(row)}, chunk "
         f"{int(row.chunk_index[0])}, when it was answered again {how}: actions differ by up to {largest:.3g}. The "
-        "policy keeps something between calls (declare it with begin(rows) and end(rows)), draws random numbers, or "
-        "mixes rows of a batch; if it only rounds otherwise, pass Batching(size=1) (--batch-size 1), or "
+        "policy keeps something between calls (declare it with begin(rows) and end(rows)), draws random numbers, reads "
+        "env_ids, or mixes rows of a batch; if it only rounds otherwise, pass Batching(size=1) (--batch-size 1), or "
         "batching='fast' (--fast)"
     )
 

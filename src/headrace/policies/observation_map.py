@@ -105,6 +105,14 @@ _PART = re.compile(
 )
 
 
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("keys", "dtypes"), ("a dictionary", (Mapping,))),
+    **dict.fromkeys(("flips", "actions", "negated"), ("a tuple", (list, tuple))),
+    "prompt": ("a text or None", (str, type(None))),
+    "jpeg": ("a number or None", (int, type(None))),
+    "crop": ("a number or None", (int, float, type(None))),
+    "image_size": ("(height, width) or None", (list, tuple, type(None))),
+}
 _DTYPES = ("float64", "float32", "float16", "uint8", "int64", "int32")
 
 
@@ -142,6 +150,12 @@ class ObservationMap:
     """Parts of the action whose sign is turned, such as (-1,) for a gripper that closes the other way."""
 
     def __post_init__(self) -> None:
+        for name, (form, kinds) in _KINDS.items():
+            given: object = getattr(self, name)
+            if not isinstance(given, kinds) or isinstance(given, bool):
+                raise ConfigError(f"mapping {name}: expected {form}, got {given!r}")
+        if not all(type(part) is int for part in self.negated):
+            raise ConfigError(f"mapping negated: expected numbers of parts of the action, got {self.negated}")
         for key, source in self.keys.items():
             if not all(_PART.fullmatch(part) for part in _parts(source)):
                 raise ConfigError(
@@ -224,6 +238,8 @@ class MappedPolicy:
     def __init__(self, policy: ChunkPolicy, mapping: ObservationMap) -> None:
         if not mapping.keys:
             raise ConfigError("mapping: expected at least one key that the policy reads, got none")
+        if not all(-policy.action_dim <= part < policy.action_dim for part in mapping.negated):
+            raise ConfigError(f"mapping negated: expected parts of {policy.action_dim}, got {mapping.negated}")
         self.policy, self.mapping = policy, mapping
         self.horizon, self.action_dim, self.obs_steps = policy.horizon, policy.action_dim, policy.obs_steps
 

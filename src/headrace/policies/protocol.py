@@ -218,11 +218,12 @@ class _Adapted:
 
     def __call__(self, obs: Obs, context: ChunkContext) -> Tensor:
         with torch.no_grad():
-            call = cast("Callable[..., Tensor]", self.policy)
+            call = cast("Callable[..., object]", self.policy)
             answer = call(obs, context) if self.takes_context else call(obs)
         # whatever else a policy returned is refused later, with the environments it was for
-        if not self.single and not (self.horizon == 1 and getattr(answer, "ndim", 0) == 2):
-            return answer
+        if not isinstance(answer, Tensor | np.ndarray) or not (self.single or (self.horizon == 1 and answer.ndim == 2)):
+            return cast("Tensor", answer)
+        answer = cast("Tensor", answer)
         if answer.ndim > 2:
             raise PolicyError(
                 f"policy: expected one action per row, (n, A), since it states no horizon, got {tuple(answer.shape)}; "
