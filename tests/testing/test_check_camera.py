@@ -59,6 +59,9 @@ def test_a_model_without_a_camera_is_seen_by_the_free_one() -> None:
     assert check.agrees
 
 
-def test_the_command_needs_a_file_to_write_or_something_to_compare_with(capsys) -> None:
-    assert main(["picture", "cartpole-camera"]) == 2
-    assert "--output" in capsys.readouterr().err
+def test_the_command_names_a_file_after_the_task_where_it_compares_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["picture", "cartpole-camera"]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["cartpole-camera-rgb.png"]

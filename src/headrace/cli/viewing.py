@@ -47,11 +47,11 @@ def _view(given: ViewOptions) -> int:
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
     """Draw the first episode of TASK, or an MJCF or URDF file, as a camera sees it. A .png is for people: in depth
-    near is bright, in segmentation each geom has a color, nothing is black. A .npy has the camera's own values."""
+    near is bright, in segmentation each geom has a color, nothing is black. A .npy has the camera's own values. Without
+    --output, a .png is written here, named after TASK and kind."""
 
     task: Annotated[str, Positional("TASK")]
     output: str | None = None
-    """A .png or .npy file (default: a .png here, named after TASK and kind)."""
     camera: str | None = None
     """Camera of the model, or free for one that sees all of it (default: its first, else free)."""
     kind: Literal["rgb", "gray", "depth", "segmentation", "normals"] = "rgb"
