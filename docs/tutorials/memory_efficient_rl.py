@@ -355,16 +355,20 @@ assert sum(pieces) == resets.numel() < padded
 whole = slices.with_sampler(TrajectorySampler(), "whole").sample(5)
 starts = (whole["step_count"][:, 0] == 0).nonzero()[:, 0]
 bounds = torch.cat([starts, torch.tensor([len(whole)])])
-ragged = torch.nested.nested_tensor_from_jagged(whole["observation", "policy"].contiguous(), bounds)
+longest = int(bounds.diff().max())
+flat = whole["observation", "policy"].contiguous()
+ragged = torch.nested.nested_tensor_from_jagged(flat, bounds, max_seqlen=longest)
 assert ragged.size(0) == 5
 assert sum(len(piece) for piece in ragged.unbind()) == len(whole)
 assert bool(whole["next", "done"][bounds[1:] - 1].all()), "each piece is an episode"
+padded = torch.nested.to_padded_tensor(ragged, 0.0)
+assert padded.shape == (5, longest, 4), "code that needs padding gets it from the same tensor"
 
 # ## Where what lies
 #
-# Environments step on `headrace.make(…, device=…)`, the store lies in CPU memory or on disk whatever they are on, and
-# each sampler gives batches on a device of its own. So a GPU holds the batches that are learned from, and not the
-# store. `prefetch` copies the next ones while one is used.
+# Environments step on `headrace.make(…, device=…)`, where the policy gets its observations. The store lies in CPU
+# memory or on disk whatever they are on, and each sampler gives batches on a device of its own. So a GPU holds the
+# batches that are learned from, and not the store. `prefetch` copies the next ones while one is used.
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 placed = slices.with_sampler(SliceSampler(8), "placed", device=device)

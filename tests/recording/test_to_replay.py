@@ -197,3 +197,23 @@ def test_damaged_files_raise_no_raw_errors(recorded: Path, tmp_path: Path) -> No
         except HeadraceError:
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rewards": np.array([0.0, 1e300, 0.0])}, "episode 0: expected rewards that float32 can hold, got 1e\\+300"),
+        ({"rewards": np.array([0.0, 0.0, -np.inf])}, "float32 can hold"),
+        ({"dones": np.array([0.0, np.nan, 1.0])}, "dones: expected 0 or 1"),
+        ({"dones": np.array([0, 2, 1])}, "dones: expected 0 or 1"),
+        ({"actions": np.zeros((3, 0), np.float32)}, "action: expected at least one element"),
+    ],
+)
+def test_numbers_that_no_replay_can_hold_are_refused(change, words, tmp_path: Path) -> None:
+    arrays = {"actions": np.zeros((3, 2), np.float32), "rewards": np.zeros(3), "dones": np.array([0, 0, 1])}
+    arrays |= {"obs/state": np.zeros((3, 2)), "next_obs/state": np.zeros((3, 2)), **change}
+    with h5py.File(tmp_path / "demos.hdf5", "w") as file:
+        for name, values in arrays.items():
+            file[f"data/demo_0/{name}"] = values
+    with pytest.raises((DataError, ConfigError), match=words):
+        ReplayBuffer.from_dataset(tmp_path / "demos.hdf5")

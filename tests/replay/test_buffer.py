@@ -156,6 +156,8 @@ def test_settings_that_cannot_work_are_refused():
         (lambda: ReplayBuffer(4, 2, INT, INT, n_step=0), "n_step"),
         (lambda: ReplayBuffer(4, 2, INT, INT, gamma=1.5), "gamma"),
         (lambda: ReplayBuffer(4, 2, ArraySpec((0,), torch.int64), INT), "at least one element"),
+        (lambda: ReplayBuffer(4, 2, INT, ArraySpec((0,), torch.int64)), "action: expected at least one element"),
+        (lambda: ReplayBuffer(4, 2, INT, INT, extras={"x": ArraySpec((3, 0), torch.int64)}), "'x'.*at least one"),
         (
             lambda: ReplayBuffer(4, 2, {"a": INT}, INT, stack={"b": StackSpec(frames=2, dim=-1)}),
             "no observation named 'b'",

@@ -91,10 +91,11 @@ def _measure(episode: Episode | LeRobotEpisode | RobomimicEpisode, number: int, 
         steps = episode.meta.length
         rows = steps + isinstance(episode, Episode)
     terminated = np.zeros(steps, np.bool_)
-    if "terminated" in episode.names:
-        terminated = episode.read("terminated").astype(np.bool_)
-    elif "dones" in episode.names:
-        terminated = episode.read("dones").astype(np.bool_).reshape(-1)
+    if given := next((name for name in ("terminated", "dones") if name in episode.names), None):
+        flags = episode.read(given).reshape(-1)
+        terminated = flags == 1
+        if not ((flags == 0) | terminated).all():
+            raise DataError(f"episode {number}: {given}: expected 0 or 1, got other values; it is damaged")
     elif not isinstance(episode, RobomimicEpisode):
         terminated[-1:] = bool(episode.meta.success)
     if rows < steps or len(terminated) != steps:
@@ -172,6 +173,10 @@ def _batch(
         here[name], there[name] = observed[None, :-1], observed[None, 1:]
     steps, read = end - begin, piece.episode.read
     rewards = np.full(steps, reward) if reward is not None else read("rewards", begin, end).reshape(steps)
+    if (np.abs(rewards.astype(np.float64)) > np.finfo(np.float32).max).any():
+        raise DataError(
+            f"episode {piece.number}: expected rewards that float32 can hold, got {np.abs(rewards).max():g}"
+        )
     terminated = torch.from_numpy(piece.terminated[begin:end].copy())
     done = terminated.clone()
     done[-1] |= end == piece.steps

@@ -143,7 +143,7 @@ class StoreSpec:
         sizes = [self.capacity, *(math.prod(shape) for shape in shapes)]
         if (
             not self.leaves
-            or min(sizes) < 0
+            or min(sizes) < 1
             or max(sizes) > _LARGEST
             or any(min(shape, default=0) < 0 for shape in shapes)
         ):
@@ -185,15 +185,18 @@ class ViewSpec:
 
 def _array_spec(space: SpaceLike, what: str) -> ArraySpec:
     """Return the one array of a space that is not a dict."""
-    if isinstance(space, ArraySpec):
-        return space
-    if not isinstance(space, Mapping):
+    found = space if isinstance(space, ArraySpec) else None
+    if not isinstance(space, ArraySpec | Mapping):
         shape, dtype = space.shape, space.dtype
         if shape is not None and dtype is not None and np.dtype(dtype).kind in "biuf":
-            return ArraySpec(tuple(int(size) for size in shape), torch.from_numpy(np.empty(0, dtype)).dtype)
-    raise ConfigError(
-        f"{what}: expected a Box, Discrete, MultiDiscrete or MultiBinary space or an ArraySpec, got {space!r}"
-    )
+            found = ArraySpec(tuple(int(size) for size in shape), torch.from_numpy(np.empty(0, dtype)).dtype)
+    if found is None:
+        raise ConfigError(
+            f"{what}: expected a Box, Discrete, MultiDiscrete or MultiBinary space or an ArraySpec, got {space!r}"
+        )
+    if not found.nbytes:
+        raise ConfigError(f"{what}: expected at least one element, got shape {found.shape}")
+    return found
 
 
 def store_spec(
@@ -235,15 +238,9 @@ def _observation_leaves(space: SpaceLike, stack: Mapping[str, StackSpec] | Stack
     unknown = sorted(set(specs) - set(flat))
     if unknown:
         raise ConfigError(f"stack: no observation named {unknown[0]!r}; the observations are {sorted(flat)}")
-    leaves = tuple(
+    return tuple(
         LeafSpec(name=name, path=path, observed=spec, stack=specs.get(name)) for name, (spec, path) in flat.items()
     )
-    for leaf in leaves:
-        if leaf.frame.nbytes == 0:
-            raise ConfigError(
-                f"observation {leaf.name!r}: expected at least one element, got shape {leaf.observed.shape}"
-            )
-    return leaves
 
 
 BOOKKEEPING_BYTES = 1 + 4 * 4 + 4

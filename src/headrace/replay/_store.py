@@ -75,7 +75,7 @@ class Store:
         self.column_specs = {"action": spec.action, **spec.extras}
         """What is kept per transition besides frames and rewards: the action and the extras."""
         self.columns = {
-            name: RowSpace(memory, f"column{i}", max(column.nbytes, 1), slots)
+            name: RowSpace(memory, f"column{i}", column.nbytes, slots)
             for i, (name, column) in enumerate(self.column_specs.items())
         }
         self._reward_block = memory.allocate("rewards", slots * 4)
