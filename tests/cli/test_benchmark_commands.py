@@ -86,7 +86,7 @@ def test_without_output_the_result_goes_to_a_folder_of_its_own(tmp_path: Path, m
 BAD = [
     (["runtime", "antt"], "did you mean 'ant'"),
     (["runtime", "gym:CartPool-v1"], "CartPole-v1"),
-    (["runtime", "ant", "--num-envs", "0"], "num_envs: expected at least 1, got 0"),
+    (["runtime", "ant", "--num-envs", "0"], "--num-envs: expected at least 1, got 0"),
     (["runtime", "ant", "--num-steps", "0"], "(--num-steps): expected at least 1"),
     (["runtime", "ant", "--seed", str(2**63)], "seed (--seed): expected a number of 64 bits, got 9223372036854775808"),
     (["runtime", "ant", "--sim", "physx"], "unknown sim 'physx'"),
@@ -230,7 +230,7 @@ def test_a_sweep_stops_at_the_first_request_that_cannot_be_met(
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--vary", "num-envs=0,4", "--repeats", "2", "runtime", "cartpole"]) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "the run of 'num-envs=0' cannot be done: error: num_envs: expected at least 1, got 0" in told
+    assert "the run of 'num-envs=0' cannot be done: error: --num-envs: expected at least 1, got 0" in told
 
 
 def test_many_files_are_told_apart_by_vs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

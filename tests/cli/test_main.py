@@ -71,7 +71,7 @@ def test_run_takes_a_policy_of_the_users_own(capsys: pytest.CaptureFixture[str])
     ("arguments", "message"),
     [
         (["run", "antt"], "did you mean 'ant'"),
-        (["run", "ant", "--num-envs", "0"], "num_envs: expected at least 1, got 0"),
+        (["run", "ant", "--num-envs", "0"], "--num-envs: expected at least 1, got 0"),
         (["run", "ant", "--num-steps", "0"], "(--num-steps): expected at least 1, got 0"),
         (["run", "ant", "--suspend-fraction", "2"], "expected a share from 0 to 1, got 2.0"),
         (["run", "ant", "--set", "ctrl_cost=1"], "did you mean 'ctrl_cost_weight'"),

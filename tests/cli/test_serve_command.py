@@ -57,4 +57,4 @@ def test_a_policy_that_does_not_say_its_sizes_gets_them_from_options(
     (tmp_path / "sway_policy.py").write_text("def sway(obs):\n    return obs['policy'][:, None, :1]\n")
     monkeypatch.chdir(tmp_path)
     assert main(["serve", "--policy", "sway_policy:sway", "--horizon", "1"]) == 2
-    assert "action_dim: expected a policy that says it" in " ".join(capsys.readouterr().err.split())
+    assert "--action-dim: expected a policy that says it" in " ".join(capsys.readouterr().err.split())

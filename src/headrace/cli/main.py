@@ -96,6 +96,12 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"unknown command {value!r}; {hint}")
         raise argparse.ArgumentError(action, f"unknown value {value!r}; {hint}")
 
+    def name_option(self, message: str) -> str:
+        """Write the argument that a message begins with as its option: ``horizon: …`` as ``--horizon: …``."""
+        argument, colon, rest = message.partition(": ")
+        option = f"--{argument.replace('_', '-')}"
+        return f"{option}{colon}{rest}" if any(option in action.option_strings for action in self._actions) else message
+
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
         options = [option for action in self._actions for option in action.option_strings]
         word = unknown[0].partition("=")[0]
@@ -119,7 +125,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of every command with its options, of one of them, or, for ``""``, of their names alone."""
     parser = Parser(prog="headrace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
-    parser.set_defaults(handler=_show_help(parser))
+    parser.set_defaults(handler=_show_help(parser), parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (place, text) in COMMANDS.items():
         if only is None or name == only:
@@ -151,7 +157,7 @@ def _add_command(
     def handle(parsed: argparse.Namespace) -> int:
         return command.handle(build(command.record, parsed))
 
-    parser.set_defaults(handler=handle)
+    parser.set_defaults(handler=handle, parser=parser)
 
 
 def _show_help(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -192,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return handler(parsed)
     except HeadraceError as error:
         # a message may have brackets of its own, such as headrace[warp]
-        message = Text.assemble(("error: ", "bold red"), str(error))
+        message = Text.assemble(("error: ", "bold red"), cast("Parser", parsed.parser).name_option(str(error)))
         Console(stderr=True).print(message, highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt as error:
