@@ -17,7 +17,7 @@ from headrace import EnvRecipe, testing
 from headrace.bench.story import film_libero
 from headrace.envs.tasks.libero.exported import export_tasks, find_assets, find_missing_files, list_tasks, load_exported
 from headrace.envs.tasks.libero.names import PERTURBATIONS, SUITES, libero_names
-from headrace.envs.tasks.libero.plain import SUBSTEPS, WAIT, PlainLibero, load_plain, rotation
+from headrace.envs.tasks.libero.plain import SUBSTEPS, WAIT, PlainLibero, load_plain, rotation, soften_tables
 from headrace.errors import ConfigError, DataError, EnvError, UnknownNameError
 
 HERE = Path(__file__).parent
@@ -169,6 +169,26 @@ def test_a_geom_that_libero_leaves_out_does_not_count_as_contact(exported: Path)
         env.sim.forward(None)
         assert bool(env.task.terminated(env.rows())[0]) == expected
     env.close()
+
+
+@pytest.mark.parametrize(("sunk", "speed"), [(0.02, 2.5), (0.0292, 3.65)])
+def test_a_thing_that_begins_in_its_table_is_thrown_up_at_half_the_speed_of_mujoco_4(sunk: float, speed: float) -> None:
+    """As in MuJoCo 3.3.2: LIBERO's ketchup begins 29.2 mm in its table, and leaves it at 1.826 m/s (3.653 in 4.0)."""
+    xml = f"""<mujoco><option timestep="0.002" cone="elliptic" impratio="20"/>
+      <default><geom solref="0.001 1" solimp="0.998 0.998 0.001"/></default>
+      <worldbody><geom type="box" size="1 1 0.1" pos="0 0 -0.1"/>
+        <body pos="0 0 {0.05 - sunk}"><freejoint/><geom type="box" size="0.05 0.03 0.05"/></body>
+      </worldbody></mujoco>"""
+    speeds = []
+    for soften in (False, True):
+        model = mujoco.MjModel.from_xml_string(xml)
+        if soften:
+            soften_tables(model)
+        data = mujoco.MjData(model)
+        mujoco.mj_step(model, data)
+        speeds.append(data.qvel[2])
+    assert speeds[0] == pytest.approx(speed, rel=0.03)
+    assert speeds[1] == pytest.approx(speed / 2, rel=0.03)
 
 
 def test_a_burner_is_seen_one_step_after_its_knob_is_turned() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace._interrupts import Child
 from headrace.envs.tasks.libero import export
 from headrace.envs.tasks.libero.names import libero_names, split_name
+from headrace.envs.tasks.libero.plain import soften_tables
 from headrace.errors import ConfigError, DataError, EnvError
 from headrace.files import open_archive
 from headrace.sim.mujoco_api import Model, mujoco
@@ -127,6 +128,7 @@ class ExportedTask:
             )
         model: Any = spec.compile()
         model.site_rgba[:], model.geom_rgba[:] = self.site_rgba, self.geom_rgba
+        soften_tables(model)
         return cast("Model", model)
 
     @property

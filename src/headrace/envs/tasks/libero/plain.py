@@ -280,10 +280,25 @@ class PlainLibero:
         return any((a in first and b in second) or (b in first and a in second) for a, b in pairs)
 
 
+def soften_tables(model: Any) -> None:
+    """Give things on tables and fixtures the forces of MuJoCo 3.3.2, where the depth of two flat boxes is half of it.
+
+    Things of LIBERO that begin inside their table are thrown up by it, in MuJoCo 4 four times as high. Parameters of a
+    contact are the mean of both geoms', and those of all things are equal: half of the stiffness is twice its mean.
+    """
+    if int(_mujoco().__version__.split(".")[0]) < 4:
+        return
+    fixed = model.body_weldid[model.geom_bodyid] == 0
+    fixed &= model.geom_type == int(_mujoco().mjtGeom.mjGEOM_BOX)
+    model.geom_solref[fixed, 1] = np.sqrt(2.0) * (model.geom_solref[fixed, 1] + 1.0) - 1.0
+    model.geom_solimp[fixed, 2] = 2.0 * model.geom_solimp[fixed, 2] + 0.001
+
+
 def load_plain(path: str, forwards: int = 0) -> tuple[PlainLibero, Any]:
     """Read an exported file; returns the environment and its arrays by name."""
     with np.load(path) as data:
         arrays = dict(data)
     model = _mujoco().MjModel.from_xml_string(str(arrays["xml"]))
     model.site_rgba[:], model.geom_rgba[:] = arrays["site_rgba"], arrays["geom_rgba"]
+    soften_tables(model)
     return PlainLibero(model, json.loads(str(arrays["record"])), forwards), arrays
