@@ -22,8 +22,9 @@ _HAND, _JOINTS = slice(0, 3), 9
 """Of the group ``critic``: place of the grip site, where all joints begin."""
 _STEP = 0.05
 """Way of the hand that an action of 1 means, m."""
-_ABOVE, _CLEAR, _NEAR, _CATCH = 0.1, 0.25, 0.02, 0.03
-"""How far above the thing the hand comes and above the goal it carries; how near is over the goal and in hand, m."""
+_ABOVE, _OVER, _CLEAR, _NEAR, _CATCH = 0.1, 0.22, 0.25, 0.02, 0.03
+"""How far above the thing the hand comes, near it and far, and above the goal it carries; how near is over the goal and
+in hand, m."""
 
 
 class Grasp(NamedTuple):
@@ -109,12 +110,13 @@ def _place(rows: Tensor, goal: _Goal, grasp: Grasp) -> tuple[Tensor, Tensor]:
     short = (end - place)[:, :2].square().sum(dim=1).sqrt()
     there = short <= _NEAR
     # down beside the thing only once the fingers are over it
-    rise = torch.where(inside, 0.0, (4.0 * (aside - 0.01)).clamp(0.0, _ABOVE))
+    rise = (4.0 * (aside - 0.01)).clamp(0.0, _ABOVE) + (4.0 * (aside - _ABOVE)).clamp(0.0, _OVER - _ABOVE)
+    rise = torch.where(inside, 0.0, rise)
     way = away + torch.stack((rise * 0.0, rise * 0.0, rise), dim=1)
     lift = torch.zeros_like(way)
     lift[:, 2] = _STEP
     # out of what the last thing was put into, before it goes to the next
-    way = torch.where(((aside > 0.1) & (away[:, 2] > -0.17))[:, None], lift, way)
+    way = torch.where(((aside > 0.13) & (away[:, 2] > 0.05 - _OVER))[:, None], lift, way)
     carry = end - place
     # beside the goal it stays at its height: the way down is left at times, and found again
     far = short > 3.0 * _NEAR
