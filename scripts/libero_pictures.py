@@ -1,8 +1,8 @@
-"""Compare native pictures of LIBERO with genuine ones, a task per suite: ``libero_pictures.py DIRECTORY``.
+"""Compare native pictures of LIBERO with genuine ones, a task per suite: ``libero_pictures.py [FILE]``.
 
-Writes genuine and native pictures side by side to a new directory, which is not to be committed: they show LIBERO's
-assets. Prints the mean difference, of 255, and the share of pixels within 8 in all colors. Needs what ``make
-test-libero`` needs, and software GL.
+Writes the first pictures of an episode of each suite side by side, genuine and native, to a file, by default
+docs/images/libero-pictures.jpg. Prints the mean difference, of 255, and the share of pixels within 8 in all colors.
+Needs what ``make test-libero`` needs, and software GL.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ EPISODES = 3
 
 def main() -> None:
     """Compare the first pictures of a few episodes."""
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True)
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images/libero-pictures.jpg")
+    shown = []
     print("| suite | agentview: mean, within 8 | wrist: mean, within 8 |", "|---|---:|---:|", sep="\n", flush=True)
     for suite in SUITES:
         seen = {}
@@ -38,9 +38,11 @@ def main() -> None:
             genuine, native = (seen[sim][name] for sim in ("robosuite", "mujoco"))
             apart = np.abs(genuine - native)
             cells.append(f"{apart.mean():.1f}, {(apart.max(axis=-1) <= 8).mean():.0%}")
-            pairs = np.concatenate([np.concatenate(pair, axis=1) for pair in zip(genuine, native, strict=True)])
-            Image.fromarray(pairs.astype(np.uint8)).save(out / f"{suite}-{name}.png")
+        first = [seen[sim][name][0] for name in CAMERAS for sim in ("robosuite", "mujoco")]
+        shown.append(np.concatenate(first, axis=1))
         print(f"| {suite} | {cells[0]} | {cells[1]} |", flush=True)
+    whole = Image.fromarray(np.concatenate(shown).astype(np.uint8))
+    whole.resize((whole.width * 3 // 4, whole.height * 3 // 4), Image.Resampling.LANCZOS).save(out, quality=85)
 
 
 if __name__ == "__main__":
