@@ -18,6 +18,7 @@ from headrace.envs.tasks.libero.exported import ExportedTask, load_exported
 from headrace.envs.tasks.libero.names import SUITES, libero_names
 from headrace.envs.tasks.libero.task import Libero, LiberoCfg
 from headrace.evaluation import JournalCfg, PlayCfg
+from headrace.evaluation.evaluating import open_recorded
 from headrace.evaluation.libero import compare_sims
 from headrace.imitation.experts import expert_for
 from headrace.imitation.experts._libero import SKILLS
@@ -113,7 +114,9 @@ def test_experts_solve_a_task_of_every_suite_and_make_every_predicate_true() -> 
     assert {name.partition("/")[0] for name in SKILLS} == set(SUITES)
 
 
-def test_a_table_is_equal_for_any_batch_and_after_a_kill_with_and_without_pictures(tmp_path: Path) -> None:
+def test_a_table_is_equal_for_any_batch_and_workers_after_a_kill_with_pictures_films_recorder_or_none(
+    tmp_path: Path,
+) -> None:
     expert = expert_for("libero_90/0")
 
     def policy(obs: headrace.types.Obs, context: object) -> torch.Tensor:
@@ -136,6 +139,9 @@ def test_a_table_is_equal_for_any_batch_and_after_a_kill_with_and_without_pictur
     film = FilmCfg(episodes=(2,), directory=str(tmp_path / "films"))
     filmed = headrace.evaluate(recipe, policy, episodes=9, play=play, film=film)
     assert filmed.episodes == tables[0]
+    with open_recorded(recipe, policy, tmp_path / "recorded") as env:
+        assert headrace.evaluate(env, policy, episodes=9, play=play).episodes == tables[0]
+    assert headrace.evaluate(recipe, policy, episodes=9, play=play, workers=2).episodes == tables[0]
     assert (tmp_path / "films" / "episode-000002.mp4").stat().st_size > 0
 
 
