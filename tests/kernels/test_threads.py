@@ -29,10 +29,11 @@ def _workers() -> int:
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64, 1001])
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
 @pytest.mark.parametrize("min_rows", [1, 5, 10_000])
-def test_every_row_is_worked_once(use_threads, rows, number, min_rows) -> None:
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_every_row_is_worked_once(use_threads, rows, number, min_rows, pieces) -> None:
     use_threads(number)
     out = np.zeros(rows, np.int64)
-    run(_count, rows, out, 1000, min_rows=min_rows)
+    run(_count, rows, out, 1000, min_rows=min_rows, pieces=pieces)
     assert np.array_equal(out, 1000 + np.arange(rows))
 
 
