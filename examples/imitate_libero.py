@@ -1,16 +1,13 @@
 """A small policy for a task of LIBERO from nothing: record an expert, export to LeRobot, imitate, evaluate.
 
-  python examples/imitate_libero.py record runs/libero --episodes 240
-  python examples/imitate_libero.py imitate runs/libero --output runs/libero/first.pt --updates 2000
-  python examples/imitate_libero.py correct runs/libero --policy runs/libero/first.pt --episodes 120
-  python examples/imitate_libero.py imitate runs/libero --output runs/libero/policy.pt --updates 3000
+  python examples/imitate_libero.py record runs/libero --episodes 120 --num-envs 40
+  python examples/imitate_libero.py imitate runs/libero --output runs/libero/policy.pt --updates 1600
   python examples/imitate_libero.py evaluate runs/libero/policy.pt
 
 ``record`` plays the scripted expert with a slow disturbance, and exports to DIRECTORY/lerobot, in LIBERO's usual keys.
-What is recorded is what the expert wanted. ``correct`` adds episodes in which a policy acts for a while and the expert
-ends them: what the expert wanted, in states that the policy comes to (DAgger). Of the benchmark's 50 initial states 40
-are for demonstrations, 10 for evaluation; from there the arm begins up to 0.1 rad and all things up to 1 cm away
-(``perturb``), drawn from the episode's id.
+What is recorded is what the expert wanted, so that a learner sees how it recovers. ``imitate`` keeps the policy after
+each quarter of the updates. Of the benchmark's 50 initial states 40 are for demonstrations, 10 for evaluation; from
+there the arm begins up to 0.1 rad and all things up to 1 cm away (``perturb``), drawn from the episode's id.
 
 Needs exported tasks (docs/libero.md).
 """
@@ -31,7 +28,7 @@ import headrace
 from headrace import rng
 from headrace.evaluation import PlayCfg
 from headrace.imitation import imitate
-from headrace.imitation.experts import expert_for
+from headrace.imitation.experts import Expert, expert_for
 from headrace.recording import DatasetInfo, EpisodeRecorder, RecorderCfg, export_dataset
 from headrace.types import ResetRecord, StepRecord
 
@@ -58,65 +55,49 @@ class Wanted:
         self.recorder.after_step(replace(record, actions=self.actions))
 
 
-def record(directory: Path, episodes: int, num_envs: int, policy: headrace.policies.ActPolicy | None = None) -> None:
-    """Add successful episodes to the dataset, and export it."""
+def record(directory: Path, episodes: int, num_envs: int) -> None:
+    """Add successful episodes to the dataset, in waves of ``num_envs``, and export it."""
     expert = expert_for(TASK)
     env = headrace.make(TASK, num_envs, seed=SEED, autoreset="disabled", final_obs=False, overrides=SETTINGS)
-    fields = ("obs/policy", "cameras", "actions", "flags")
-    raw = directory / "recorded"
-    with EpisodeRecorder(
-        raw, RecorderCfg(fields=fields, keep="succeeded"), DatasetInfo.of(env), resume=raw.is_dir()
-    ) as recorder:
-        wanted, begun, attempts = Wanted(recorder), recorder.committed, 0
+    cfg = RecorderCfg(fields=("obs/policy", "cameras", "actions", "flags"), keep="succeeded")
+    with EpisodeRecorder(directory / "recorded", cfg, DatasetInfo.of(env)) as recorder:
+        wanted, attempts = Wanted(recorder), 0
         env.attach(wanted)
-        # the others are for evaluation; corrections begin where no demonstration did
-        ids = (i for i in count(0 if policy is None else 1_000_000) if i % 50 < 40)
-        while recorder.committed - begun < episodes:
-            chosen = torch.tensor(list(islice(ids, num_envs)))
+        ids = (i for i in count() if i % 50 < 40)  # the others are for evaluation
+        while recorder.committed < episodes:
+            play(env, torch.tensor(list(islice(ids, num_envs))), expert, wanted)
             attempts += num_envs
-            play(env, chosen, expert, wanted, policy)
             recorder.flush()
-            print(f"{recorder.committed - begun} of {attempts} episodes succeeded", flush=True)
+            print(f"{recorder.committed} of {attempts} episodes succeeded", flush=True)
     env.close()
-    shutil.rmtree(directory / "lerobot", ignore_errors=True)
-    export_dataset(raw, directory / "lerobot", "lerobot", fps=20, cameras=CAMERAS)
+    export_dataset(directory / "recorded", directory / "lerobot", "lerobot", fps=20, cameras=CAMERAS)
 
 
-def play(env, ids: Tensor, expert, wanted: Wanted, policy) -> None:
-    """Play a wave of episodes, each with as much disturbance, or as long a turn of the policy, as its id says."""
+def play(env: headrace.BatchEnv, ids: Tensor, expert: Expert, wanted: Wanted) -> None:
+    """Play a wave of episodes, each with as much disturbance as its id says."""
     obs, _ = env.reset(options={"episode_ids": ids})
     much = rng.uniform(SEED, ids, "how much", 1).to(torch.float32)
-    moved, plan = torch.zeros(len(ids), 7), torch.zeros(len(ids), 0, 7)
+    moved = torch.zeros(len(ids), 7)
     for step in count():
         if not env.active.any():
             return
         wanted.actions = expert(obs)
-        played = wanted.actions
-        if policy is None:
-            noise = rng.normal(SEED, ids, "disturbance", 3, draw=3 * step).to(torch.float32)
-            moved[:, :3] = DECAY * moved[:, :3] + SPREAD * much * noise
-            played = played + moved
-        else:
-            if step % EXECUTE == 0:
-                plan = policy(obs)
-            turn = step < 160 * much
-            played = torch.where(turn, plan[:, step % EXECUTE], played)
-        obs = env.step(played.clamp(-1.0, 1.0)).obs
+        noise = rng.normal(SEED, ids, "disturbance", 3, draw=3 * step).to(torch.float32)
+        moved[:, :3] = DECAY * moved[:, :3] + SPREAD * much * noise
+        obs = env.step((wanted.actions + moved).clamp(-1.0, 1.0)).obs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=("record", "correct", "imitate", "evaluate"))
+    parser.add_argument("job", choices=("record", "imitate", "evaluate"))
     parser.add_argument("path", type=Path, help="directory of the datasets, or a policy to evaluate")
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--policy", type=Path)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--updates", type=int, default=4000)
+    parser.add_argument("--updates", type=int, default=1600)
     given = parser.parse_args()
-    if given.job in ("record", "correct"):
-        policy = headrace.load_policy(given.policy) if given.job == "correct" else None
-        record(given.path, given.episodes, given.num_envs, policy)
+    if given.job == "record":
+        record(given.path, given.episodes, given.num_envs)
     elif given.job == "imitate":
 
         def report(stage: str, done: int, total: int) -> None:
