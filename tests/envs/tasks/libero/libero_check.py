@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,3 +181,17 @@ def test_the_page_of_the_demo_begins_with_a_film_of_libero(tmp_path: Path) -> No
     found = demo(tmp_path / "demo", quick=True)
     assert (tmp_path / "demo" / "libero.mp4").stat().st_size > 10_000
     assert "libero_object/0 by its scripted expert, natively: 4 of 4 episodes succeed" in found.page.read_text()
+
+
+def test_the_example_records_imitates_and_evaluates(tmp_path: Path) -> None:
+    program = Path(__file__).parents[4] / "examples" / "imitate_libero.py"
+    policy = tmp_path / "policy.pt"
+    for words in (
+        ["record", tmp_path, "--episodes", "2", "--num-envs", "2"],
+        ["imitate", tmp_path, "--output", policy, "--updates", "80"],
+        ["evaluate", policy, "--episodes", "2", "--num-envs", "2"],
+    ):
+        done = subprocess.run([sys.executable, program, *map(str, words)], capture_output=True, text=True, check=True)
+    assert "2 of 2 episodes, completed" in done.stdout
+    keys = set(json.loads((tmp_path / "lerobot" / "meta" / "info.json").read_text())["features"])
+    assert {"observation.images.image", "observation.images.image2", "observation.state", "action"} <= keys
