@@ -157,12 +157,12 @@ class Store:
 
     def write(self, write: Write) -> None:
         """Store transitions; called with the lock held, inside :meth:`adding`."""
-        pool, step, done = self.pool, write.joined is None, None
-        if step and self._stepping.possible and not self.stacks.young and write.ids.shape[0]:
-            done = self._stepping.write(write, *self.stacks.next_place(write.ids.shape[0]))
+        pool, n, step = self.pool, write.ids.shape[0], write.joined is None
+        plain = step and self._stepping.possible and not self.stacks.young and n > 0
+        done = self._stepping.write(write, *self.stacks.next_place(n)) if plain else None
         if done is None:
             if step:
-                self.stacks.check_step(write)
+                self.stacks.check_step(write, every=plain)
             done = pool.write(write)
             self._flat_rewards[done.rows] = write.reward
             for name, column in write.columns.items():
@@ -297,21 +297,23 @@ class StackCheck:
         """Whether an environment has so few transitions that all of its frames are compared."""
         self._writes = 0
 
-    def check_step(self, write: Write) -> None:
-        """Raise unless the next observations of a step are its observations and one more frame."""
+    def check_step(self, write: Write, *, every: bool) -> None:
+        """Raise unless the next observations of a step are its observations and one more frame; see :meth:`check`."""
         ended = write.terminated | write.truncated
         for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
-            self.check(write.ids[which], (write.obs, write.source[which]), after(which))
+            self.check(write.ids[which], (write.obs, write.source[which]), after(which), every=every)
 
-    def check(self, ids: Int64s, earlier: Sourced, later: Sourced) -> None:
+    def check(self, ids: Int64s, earlier: Sourced, later: Sourced, *, every: bool = False) -> None:
         """Raise unless stack i of ``later`` is stack i of ``earlier`` moved by one frame; ``ids`` (n,) are their envs.
+
+        ``every``: of all environments, not of the young ones or of one.
 
         Raises:
             ShapeError: naming the leaf, the axis and order that were expected, and those that fit.
         """
         if not self._leaves or not ids.shape[0]:
             return
-        which = np.empty(0, np.int64)
+        which = np.arange(ids.shape[0] if every else 0)
         if self.young:
             which = (self._seen[ids] < _THOROUGH).nonzero()[0]
             np.add.at(self._seen, ids, 1)
