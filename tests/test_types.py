@@ -35,10 +35,10 @@ def test_stack_refuses_no_frames_and_axes_that_are_not_there() -> None:
 
 
 def test_stacked_shapes_count_the_axis_without_the_batch() -> None:
-    assert StackSpec(frames=4, dim=-1).find_stack_shape((3, 8)) == (3, 32)
-    assert StackSpec(frames=4, dim=0).find_stack_shape((3, 8)) == (12, 8)
-    assert StackSpec(frames=4, dim=0, layout="new_axis").find_stack_shape((3, 8)) == (4, 3, 8)
-    assert StackSpec(frames=4, dim=-1, layout="new_axis").find_stack_shape((3, 8)) == (3, 8, 4)
+    assert StackSpec(frames=4, dim=-1).stacked_shape((3, 8)) == (3, 32)
+    assert StackSpec(frames=4, dim=0).stacked_shape((3, 8)) == (12, 8)
+    assert StackSpec(frames=4, dim=0, layout="new_axis").stacked_shape((3, 8)) == (4, 3, 8)
+    assert StackSpec(frames=4, dim=-1, layout="new_axis").stacked_shape((3, 8)) == (3, 8, 4)
 
 
 def test_shapes_that_hold_no_whole_frames_are_refused() -> None:
@@ -61,7 +61,7 @@ def test_stacking_and_taking_frames_apart_are_inverse(shape, frames, layout, dat
     rows = 3
     given_frames = torch.arange(rows * frames * int(torch.tensor(shape).prod())).reshape(rows, frames, *shape)
     stacked = spec.stack(given_frames)
-    assert tuple(stacked.shape[1:]) == spec.find_stack_shape(tuple(shape))
+    assert tuple(stacked.shape[1:]) == spec.stacked_shape(tuple(shape))
     assert spec.frame_shape(tuple(stacked.shape[1:])) == tuple(shape)
     for k in range(frames):
         assert torch.equal(spec.frame(stacked, k), given_frames[:, k])

@@ -226,27 +226,27 @@ class StackSpec:
             )
         return axis
 
-    def find_stack_shape(self, frame_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def stacked_shape(self, frame_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return shape of one environment's stack, from the shape of one frame."""
         axis = self.axis(len(frame_shape))
         if self.layout == "new_axis":
             return (*frame_shape[:axis], self.frames, *frame_shape[axis:])
         return (*frame_shape[:axis], frame_shape[axis] * self.frames, *frame_shape[axis + 1 :])
 
-    def frame_shape(self, find_stack_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def frame_shape(self, stacked_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return shape of one frame, from the shape of one environment's stack."""
-        rank = len(find_stack_shape) - (self.layout == "new_axis")
+        rank = len(stacked_shape) - (self.layout == "new_axis")
         axis = self.axis(rank)
-        size = find_stack_shape[axis]
+        size = stacked_shape[axis]
         if self.layout == "new_axis":
             if size != self.frames:
-                raise ShapeError(f"stack: expected {self.frames} frames on axis {axis}, got shape {find_stack_shape}")
-            return (*find_stack_shape[:axis], *find_stack_shape[axis + 1 :])
+                raise ShapeError(f"stack: expected {self.frames} frames on axis {axis}, got shape {stacked_shape}")
+            return (*stacked_shape[:axis], *stacked_shape[axis + 1 :])
         if size % self.frames:
             raise ShapeError(
-                f"stack: expected a multiple of {self.frames} frames on axis {axis}, got shape {find_stack_shape}"
+                f"stack: expected a multiple of {self.frames} frames on axis {axis}, got shape {stacked_shape}"
             )
-        return (*find_stack_shape[:axis], size // self.frames, *find_stack_shape[axis + 1 :])
+        return (*stacked_shape[:axis], size // self.frames, *stacked_shape[axis + 1 :])
 
     def frame(self, stacked: Tensor, index: int) -> Tensor:
         """Return frame ``index`` (0 = oldest, -1 = newest) of a batch of stacks (rows, …), as a view."""

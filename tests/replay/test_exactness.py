@@ -41,7 +41,7 @@ def layouts(draw):
             dim = draw(st.integers(-rank, rank - 1))
             spec = StackSpec(frames=frames, dim=dim, layout=kind, reset=draw(st.sampled_from(["repeat", "zero"])))
             stack[name] = spec
-            frame = spec.find_stack_shape(frame)
+            frame = spec.stacked_shape(frame)
         spaces[name] = ArraySpec(frame, dtype)
     return spaces, stack
 

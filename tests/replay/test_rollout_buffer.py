@@ -28,7 +28,7 @@ ACTION = ArraySpec((2,), torch.float32)
 def test_rollouts_in_a_row_give_back_what_they_were_given(steps, num_envs, frames, reset, dim, autoreset, seed):
     stack = {"cam": StackSpec(frames=frames, dim=dim, reset=reset)}
     spaces = {
-        "cam": ArraySpec(stack["cam"].find_stack_shape((2, 3)), torch.uint8),
+        "cam": ArraySpec(stack["cam"].stacked_shape((2, 3)), torch.uint8),
         "policy": ArraySpec((3,), torch.float32),
     }
     stream = Stream(seed, num_envs, spaces, stack, autoreset)

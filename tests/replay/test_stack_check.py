@@ -117,7 +117,7 @@ def disagreements(draw):
     layout = draw(st.sampled_from(["concat", "new_axis"]))
     dim = draw(st.integers(0, len(frame) - (layout == "concat")))
     true = StackSpec(frames=draw(st.integers(2, 4)), dim=dim, layout=layout)
-    shape = true.find_stack_shape(frame)
+    shape = true.stacked_shape(frame)
     every = itertools.product(range(2, 5), range(len(shape)), ("concat", "new_axis"), ("repeat", "zero"))
     said = (StackSpec(frames=k, dim=d, layout=where, reset=reset) for k, d, where, reset in every)
     return (

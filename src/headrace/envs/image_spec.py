@@ -165,7 +165,7 @@ class ImageSpec:
     @property
     def space(self) -> spaces.Box:
         """The space of one environment's observation."""
-        shape = self.stack.find_stack_shape(self.frame_shape)
+        shape = self.stack.stacked_shape(self.frame_shape)
         if self.dtype == np.uint8:
             return spaces.Box(-1.0, 1.0, shape, np.float32) if self.normalize else spaces.Box(0, 255, shape, np.uint8)
         if self.kind == "segmentation":

@@ -342,7 +342,7 @@ class StackOutput:
     def __init__(
         self, spec: StackSpec, frame_shape: tuple[int, ...], dtype: torch.dtype, channels: Channels, normalize: bool
     ) -> None:
-        self.shape = spec.find_stack_shape(frame_shape)
+        self.shape = spec.stacked_shape(frame_shape)
         """Of one environment's observation."""
         self.dtype = torch.float32 if normalize else dtype
         """Of an observation."""

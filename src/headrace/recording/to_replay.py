@@ -150,7 +150,7 @@ def _find_stacks(place: Path, chosen: Sequence[str]) -> dict[str, StackSpec]:
 
 
 def _spec(row: Array, stack: StackSpec | None) -> ArraySpec:
-    shape = row.shape[1:] if stack is None else stack.find_stack_shape(row.shape[1:])
+    shape = row.shape[1:] if stack is None else stack.stacked_shape(row.shape[1:])
     return ArraySpec(tuple(shape), torch.from_numpy(np.empty(0, row.dtype)).dtype)
 
 

@@ -199,7 +199,7 @@ def _window(pool: FramePool, leaf: LeafSpec, frames: int) -> Window:
     stride, hop = _strides(shape), math.prod(shape)
     if stack is not None:
         axis = stack.axis(len(shape))
-        stride = _strides(StackSpec(frames=frames, dim=axis, layout=stack.layout).find_stack_shape(shape))
+        stride = _strides(StackSpec(frames=frames, dim=axis, layout=stack.layout).stacked_shape(shape))
         hop = (1 if stack.layout == "new_axis" else shape[axis]) * stride[axis]
     window = Window(leaf.observed.shape, stride, hop, frames * math.prod(shape))
     pool.windows[leaf.name, frames] = window
