@@ -86,11 +86,15 @@ def test_stacks_that_change_late_in_one_of_two_environments_are_found(env: int) 
     buffer = ReplayBuffer(80, 2, ArraySpec((K, SIDE, SIDE), torch.uint8), ACTION, stack=StackSpec(frames=K, dim=0))
     right, wrong, no = stacks(150, "oldest first")[:, :2], stacks(20, "oldest first", 1)[:, :2], torch.zeros(2).bool()
     wrong[:, env] = wrong[:, env].flip(1)
+
+    def write(observed: torch.Tensor) -> None:
+        for t in range(len(observed) - 1):
+            step = Step(observed[t + 1].contiguous(), torch.zeros(2), no, no, {})
+            buffer.extend(observed[t].contiguous(), torch.zeros(2, 1), step)
+
+    write(right)
     with pytest.raises(ShapeError, match=f"environment {env}: expected 4 frames"):
-        for observed in (right, wrong):
-            for t in range(len(observed) - 1):
-                step = Step(observed[t + 1].contiguous(), torch.zeros(2), no, no, {})
-                buffer.extend(observed[t].contiguous(), torch.zeros(2, 1), step)
+        write(wrong)
 
 
 def test_last_observations_of_episodes_are_compared_too() -> None:
