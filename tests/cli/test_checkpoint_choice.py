@@ -45,6 +45,7 @@ def test_checkpoint_is_fetched_from_a_uri(tmp_path: Path) -> None:
     ("text", "public"),
     [
         ("https://me:word@host:8000/a/b.pt?X-Amz-Signature=abc&t=1#x", "https://host:8000/a/b.pt"),
+        ("s3://me:wo@rd@host/a.pt", "s3://host/a.pt"),
         ('{"uri": "s3://bucket/key?token=1", "next": 2}', '{"uri": "s3://bucket/key", "next": 2}'),
         ("--policy=openpi://key@host:9 done?", "--policy=openpi://host:9 done?"),
         ("no address: a/b?c=d", "no address: a/b?c=d"),
@@ -187,7 +188,7 @@ def test_an_sb3_archive_with_a_bad_policy_is_an_error_in_words(capsys: pytest.Ca
         for name in good.namelist():
             bad.writestr(name, b"not weights" if name == "policy.pth" else good.read(name))
     assert played("--policy", "bad.zip", "--output", "p") == 2
-    assert "not a checkpoint of sb3, or cut off" in said(capsys)
+    assert "bad.zip: damaged, or not the expected kind of file" in said(capsys)
 
 
 def test_a_trusted_file_of_our_own_learner_is_loaded_and_an_untrusted_one_executes_nothing() -> None:

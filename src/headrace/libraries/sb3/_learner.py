@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import pickle
 import time
 import zipfile
 from collections.abc import Sequence
@@ -36,8 +35,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 from torch import Tensor, nn
 
-from headrace.errors import ConfigError, DataError
-from headrace.files import write_whole
+from headrace.errors import ConfigError
+from headrace.files import open_archive, write_whole
 from headrace.learning.actor_critic import GroupEncoder, Normalizer, ReadGroups, Shapes, channels_first, is_image
 from headrace.learning.ppo import PPOCfg
 from headrace.libraries.learner import AnyEnv, InferencePolicy, Learner, LearnerEnv, LearnerStep, MemoryState
@@ -312,15 +311,12 @@ class Sb3Learner(Learner):
         """Policy, statistics and optimizer. What SB3 pickles with them is not read: nothing needs trust."""
         del trust
         names, tensors = self.model._get_torch_save_params()  # pyright: ignore[reportPrivateUsage]
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = [*names, *(["pytorch_variables"] if tensors else [])]
-                files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in members}
+        with open_archive(path) as archive:
+            members = [*names, *(["pytorch_variables"] if tensors else [])]
+            files = {name: io.BytesIO(archive.read(f"{name}.pth")) for name in members}
             states = {
                 name: torch.load(file, map_location=self.core.device, weights_only=True) for name, file in files.items()
             }
-        except (zipfile.BadZipFile, KeyError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            raise DataError(f"{path}: not a checkpoint of sb3, or cut off: {error}") from error
         loose = states.pop("pytorch_variables", {})
         check_fit(path, self.library, lambda: self.model.set_parameters(states, device=self.core.device))
         for name in tensors:
