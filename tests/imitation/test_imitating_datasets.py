@@ -115,6 +115,28 @@ def test_features_of_a_foreign_lerobot_dataset_are_named_by_its_keys(image_datas
         LeRobotDataset(tmp_path / "lerobot")
 
 
+@pytest.mark.parametrize(
+    "wrong", ["length", "dataset_from_index", "videos/observation.images.image/chunk_index", "info"]
+)
+def test_damaged_metadata_of_a_lerobot_dataset_is_named(image_dataset: Path, tmp_path: Path, wrong: str) -> None:
+    folder = tmp_path / "lerobot"
+    export_dataset(image_dataset, folder, "lerobot", fps=20)
+    if wrong == "info":
+        info = folder / "meta/info.json"
+        info.write_text(json.dumps({**json.loads(info.read_text()), "features": None}))
+    else:
+        (file,) = (folder / "meta/episodes").rglob("*.parquet")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = parquet.read_table(file)
+        column = table.column_names.index(wrong)
+        changed = table.remove_column(column)
+        if wrong == "length":
+            changed = table.set_column(column, wrong, [[10**12] * len(table)])
+        parquet.write_table(changed, file)
+    with pytest.raises(DataError, match="lerobot"):
+        load_demonstrations(folder, keep="all").inputs(torch.arange(2))
+
+
 def test_held_out_episodes_are_whole_and_never_learned_from(state_dataset: Path) -> None:
     demos = load_demonstrations(state_dataset)
     learned, held = demos.split(0.3, seed=5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import h5py
@@ -13,7 +15,7 @@ from counting_env import CountingEnv
 
 import headrace
 from headrace.errors import ConfigError, DataError, HeadraceError, UnknownNameError
-from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset
+from headrace.recording import DatasetInfo, EpisodeDataset, EpisodeRecorder, RecorderCfg, export_dataset, verify_dataset
 from headrace.replay import Mixture, ReplayBuffer, SliceSampler
 from headrace.types import StackSpec
 
@@ -177,6 +179,47 @@ def test_links_out_of_a_file_are_refused(tmp_path: Path) -> None:
     os.symlink(file, tmp_path / "link.hdf5")
     with pytest.raises(DataError, match="symbolic links"):
         ReplayBuffer.from_dataset(tmp_path / "link.hdf5")
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "list of others"])
+@pytest.mark.parametrize("pattern", ["videos/**/*.mp4", "data/**/*.parquet", "meta/episodes/**/*.parquet"])
+def test_files_of_a_lerobot_dataset_lead_nowhere_else(recorded: Path, tmp_path: Path, pattern: str, what: str) -> None:
+    dataset, elsewhere = tmp_path / "lerobot", tmp_path / "elsewhere"
+    export_dataset(recorded, dataset, "lerobot")
+    (file,) = dataset.glob(pattern)
+    file.rename(elsewhere)
+    if what == "link":
+        file.symlink_to(elsewhere)
+    elif what == "pipe":
+        os.mkfifo(file)
+    else:
+        file.write_text("ffconcat version 1.0\nfile other.mp4\n")
+        elsewhere.rename(file.with_name("other.mp4"))
+    with pytest.raises(DataError, match=re.escape(str(file))):
+        ReplayBuffer.from_dataset(dataset, groups=("camera",), reward=0.0)
+    if pattern.startswith("videos"):
+        assert file.name in "".join(verify_dataset(dataset).problems)
+    else:
+        with pytest.raises(DataError, match=re.escape(str(file))):
+            verify_dataset(dataset)
+
+
+def test_hostile_metadata_of_a_lerobot_dataset_is_refused(recorded: Path, tmp_path: Path) -> None:
+    export_dataset(recorded, tmp_path / "lerobot", "lerobot")
+    info = tmp_path / "lerobot/meta/info.json"
+    text = info.read_text()
+    for place in ("videos/{video_key}/{chunk_index:099999999d}/{file_index}.mp4", "/etc/{video_key}", "../{video_key}"):
+        info.write_text(json.dumps(json.loads(text) | {"video_path": place}))
+        with pytest.raises(DataError, match="expected videos at videos/"):
+            ReplayBuffer.from_dataset(tmp_path / "lerobot", groups=("camera",), reward=0.0)
+    info.write_text(text)
+    (file,) = (tmp_path / "lerobot/data").glob("**/*.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    zeros = arrow.table({"index": np.zeros(60_000_000, np.int64)})
+    pytest.importorskip("pyarrow.parquet").write_table(zeros, file, compression="zstd")
+    assert file.stat().st_size < 1_000_000
+    with pytest.raises(DataError, match="expected a sane size, got 480,000,000 bytes"):
+        ReplayBuffer.from_dataset(tmp_path / "lerobot", reward=0.0)
 
 
 def test_damaged_files_raise_no_raw_errors(recorded: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace._leaves import flatten
 from headrace.errors import ConfigError, DataError, ShapeError, require_extra
-from headrace.files import put_in_place
+from headrace.files import open_untrusted, put_in_place
 from headrace.recording.fields import as_array, as_rgb
 from headrace.types import Need, ResetRecord, StepRecord
 
@@ -101,7 +101,8 @@ def _open_video(path: Path) -> Generator[Any]:
     """Open a video to read; what PyAV raises in the block becomes a DataError."""
     library = _library()
     try:
-        with library.open(str(path)) as container:
+        # of this format, since others name further files
+        with open_untrusted(path) as file, library.open(file, format="mp4") as container:
             yield container
     except (library.error.FFmpegError, IndexError, OSError) as error:
         raise DataError(f"{path}: not a video, or a damaged one ({error})") from error

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DataError, require_extra
-from headrace.files import disk, read_json
+from headrace.files import check_expansion, disk, open_untrusted, parsing, read_json
 from headrace.recording._episode_file import EpisodeMeta
 from headrace.recording._video import decode_frames
-from headrace.recording.export._lerobot import ABOUT
+from headrace.recording.export._lerobot import ABOUT, VIDEO_PATH
 from headrace.recording.fields import Array, Field
 
 _INFO = Path("meta") / "info.json"
@@ -39,7 +39,14 @@ def is_lerobot(path: Path) -> bool:
 def read_parquet(path: Path, folder: str, columns: Sequence[str] | None = None) -> list[Any]:
     """Return the tables under a directory of a dataset, in order."""
     parquet = require_extra("pyarrow.parquet", extra="record", purpose="LeRobot's parquet files")
-    return [parquet.read_table(file, columns=columns) for file in sorted((path / folder).rglob("*.parquet"))]
+    found: list[Any] = []
+    for file in sorted((path / folder).rglob("*.parquet")):
+        with parsing(file), open_untrusted(file) as raw, parquet.ParquetFile(raw) as opened:
+            groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
+            values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+            check_expansion(file, 8 * values, file.stat().st_size)
+            found.append(opened.read(columns))
+    return found
 
 
 def read_episodes(path: Path) -> list[Line]:
@@ -51,12 +58,11 @@ def read_episodes(path: Path) -> list[Line]:
 def video_files(path: Path, info: Mapping[str, Any], key: str, lines: Sequence[Line]) -> dict[Path, list[Line]]:
     """Return the files of a video feature, each with its episodes."""
     found: dict[Path, list[Line]] = {}
+    if info["video_path"] != VIDEO_PATH or "/" in key:
+        raise DataError(f"{path}: {key}: expected videos at {VIDEO_PATH}, got {info['video_path']!r}")
     for line in lines:
-        try:
-            place = {name: int(line[f"videos/{key}/{name}"]) for name in ("chunk_index", "file_index")}
-        except KeyError:
-            raise DataError(f"{path}: meta/episodes says nothing of the video {key!r}; export it again") from None
-        found.setdefault(path / str(info["video_path"]).format(video_key=key, **place), []).append(line)
+        place = {name: int(line[f"videos/{key}/{name}"]) for name in ("chunk_index", "file_index")}
+        found.setdefault(path / VIDEO_PATH.format(video_key=key, **place), []).append(line)
     return found
 
 
@@ -101,8 +107,10 @@ class LeRobotDataset:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if not is_lerobot(self.path):
-            raise DataError(f"{self.path}: no {_INFO}; expected a dataset of LeRobot's")
+        with parsing(self.path):
+            self._read_about()
+
+    def _read_about(self) -> None:
         info = read_json(self.path / _INFO)
         version = str(info.get("codebase_version"))
         if not version.startswith("v3"):
@@ -137,21 +145,24 @@ class LeRobotDataset:
         return len(self._lines)
 
     def __iter__(self) -> Iterator[LeRobotEpisode]:
-        for number, line in enumerate(self._lines):
-            first, length = int(line["dataset_from_index"]), int(line["length"])
-            success = None if self._judged is None else bool(self._judged[first : first + length].any())
-            seed, episode = self._ids[number] if number < len(self._ids) else (0, int(line["episode_index"]))
-            meta = EpisodeMeta(
-                episode_id=episode,
-                seed=seed,
-                attempt=0,
-                length=length,
-                success=success,
-                diverged=False,
-                episode_return=math.nan,
-                instruction=str(line["tasks"][0]) if line.get("tasks") else "",
-            )
-            yield LeRobotEpisode(self, meta, first)
+        with parsing(self.path):
+            for number, line in enumerate(self._lines):
+                first, length = int(line["dataset_from_index"]), int(line["length"])
+                if not 0 <= first <= first + length <= self._info["total_frames"]:
+                    raise DataError(f"{self.path}: episode {number}: rows {first} to {first + length} are not in data")
+                success = None if self._judged is None else bool(self._judged[first : first + length].any())
+                seed, episode = self._ids[number] if number < len(self._ids) else (0, int(line["episode_index"]))
+                meta = EpisodeMeta(
+                    episode_id=episode,
+                    seed=seed,
+                    attempt=0,
+                    length=length,
+                    success=success,
+                    diverged=False,
+                    episode_return=math.nan,
+                    instruction=str(line["tasks"][0]) if line.get("tasks") else "",
+                )
+                yield LeRobotEpisode(self, meta, first)
 
     def rows(self, name: str) -> Array:
         """Return one array of all episodes, end to end; not to be written to."""
@@ -159,7 +170,8 @@ class LeRobotDataset:
         if key in self._columns:
             return self._columns[key]
         if key not in self._frames:
-            self._frames[key] = self._decode_images(key, self.fields[name])
+            with parsing(self.path):
+                self._frames[key] = self._decode_images(key, self.fields[name])
         return self._frames[key]
 
     def _read_columns(self) -> dict[str, Array]:
