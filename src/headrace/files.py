@@ -63,6 +63,8 @@ _PARSER_ERRORS = (
 ARCHIVE_RATIO = 20
 _SMALL_ARCHIVE = 1 << 26
 _TEXT_LIMIT = 1 << 28
+LINE_LIMIT = 1 << 24
+"""Bytes of the longest line of a journal."""
 _FULL = 1 << 16
 """A disk with less room than this counts as full."""
 
@@ -158,7 +160,7 @@ def write_all(handle: int, content: Buffer) -> None:
 
 def append(path: Path, content: bytes) -> None:
     """Append to a file and wait until the disk has it; on failure the file is as before."""
-    with _open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
+    with _open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW) as handle:
         before = os.fstat(handle).st_size
         try:
             write_all(handle, content)
@@ -170,7 +172,7 @@ def append(path: Path, content: bytes) -> None:
 
 def truncate(path: Path, size: int) -> None:
     """Cut a file to ``size`` bytes and wait until the disk has it."""
-    with _open_descriptor(path, os.O_WRONLY) as handle:
+    with _open_descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as handle:
         os.ftruncate(handle, size)
         disk.sync(handle)
 
@@ -433,6 +435,12 @@ def parsing(path: Path | str) -> Generator[None]:
         raise DataError(f"{path}: damaged, or not the expected kind of file: {words[0]}") from error
 
 
+def check_expansion(path: Path, unpacked: int, packed: int) -> None:
+    """Refuse a file of ``packed`` bytes that says it becomes too many when it is read."""
+    if unpacked > _SMALL_ARCHIVE + ARCHIVE_RATIO * packed:
+        raise DataError(f"{path}: expected a sane size, got {unpacked:,} bytes from {packed:,} packed ones")
+
+
 @contextmanager
 def open_archive(path: Path) -> Generator[zipfile.ZipFile]:
     """Open a zip archive that may come from others, every part of which is whole and of a sane size.
@@ -444,8 +452,7 @@ def open_archive(path: Path) -> Generator[zipfile.ZipFile]:
         parts = archive.infolist()
         packed = sum(part.compress_size for part in parts)
         unpacked = sum(part.file_size for part in parts)
-        if unpacked > _SMALL_ARCHIVE + ARCHIVE_RATIO * min(packed, os.fstat(file.fileno()).st_size):
-            raise DataError(f"{path}: expected a sane size, got {unpacked:,} bytes from {packed:,} packed ones")
+        check_expansion(path, unpacked, min(packed, os.fstat(file.fileno()).st_size))
         if len({part.filename for part in parts}) < len(parts):
             raise DataError(f"{path}: expected parts with different names, got one twice")
         damaged = archive.testzip()
@@ -454,7 +461,7 @@ def open_archive(path: Path) -> Generator[zipfile.ZipFile]:
         yield archive
 
 
-_URI = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*://)([^/\s"'\\?#@]*@)?([^\s"'\\?#]*)([?#][^\s"'\\]*)?""")
+_URI = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*://)([^/\s"'\\?#]*@)?([^\s"'\\?#]*)([?#][^\s"'\\]*)?""")
 
 
 def hide_secrets(text: str) -> str:
@@ -470,6 +477,15 @@ def read_text(path: Path, *, limit: int = _TEXT_LIMIT) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: expected text, got a file that is not text ({error})") from error
+
+
+def read_lines(path: Path) -> Generator[bytes]:
+    """Yield the whole lines of a file that may come from others; a last one without its newline is left out."""
+    with parsing(path), open_untrusted(path) as file:
+        while (line := file.readline(LINE_LIMIT)).endswith(b"\n"):
+            yield line
+        if file.read(1):
+            raise DataError(f"{path}: expected lines of at most {LINE_LIMIT:,} bytes, got a longer one; it is damaged")
 
 
 def read_json(path: Path) -> dict[str, Any]:

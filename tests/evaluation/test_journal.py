@@ -22,7 +22,7 @@ from flat import evaluate
 from headrace import files, load_policy
 from headrace.errors import ConfigError, DataError, LifecycleError, StorageError
 from headrace.evaluation import Evaluation, merge
-from headrace.evaluation._journal import Header, Journal, numeric_fingerprint, read_journal
+from headrace.evaluation._journal import Header, Journal, numeric_fingerprint, read_header, read_journal
 from headrace.policies import as_chunk_policy
 
 HEADER = Header(identity={"policy": "one"}, circumstances={})
@@ -212,6 +212,23 @@ def test_rows_say_what_the_policy_was_told(tmp_path: Path) -> None:
     found = _played(tmp_path / "a", episodes=9)
     assert [row.instruction for row in found.episodes] == [f"count to {length_of(i)}" for i in range(9)]
     assert Evaluation.load(tmp_path / "a").episodes == found.episodes
+
+
+def test_a_journal_that_is_a_pipe_or_has_an_endless_line_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe\.jsonl: cannot be read: expected a plain file"):
+        read_header(tmp_path / "pipe.jsonl")
+    journal = tmp_path / "long.jsonl"
+    _played(journal, episodes=4)
+    with journal.open("ab") as file:
+        file.truncate(4 << 30)  # sparse
+    for read in (Evaluation.load, read_header):
+        with pytest.raises(DataError, match=r"long\.jsonl: expected lines of at most 16,777,216 bytes"):
+            read(journal)
+    with (tmp_path / "zeros.jsonl").open("wb") as file:
+        file.truncate(4 << 30)
+    with pytest.raises(DataError, match=r"zeros\.jsonl: expected at most"):
+        Evaluation.load(tmp_path / "zeros.jsonl")
 
 
 def test_a_journal_of_another_evaluation_is_refused_by_what_differs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -81,6 +82,35 @@ def test_a_journal_line_of_the_wrong_kind_is_named(recorded: Path, change: dict[
     for call in (EpisodeDataset, verify_dataset, lambda path: EpisodeRecorder(path, resume=True)):
         with pytest.raises(DataError, match=rf"journal\.jsonl, line 1: .*{words}"):
             call(recorded)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "episodes", "failed"])
+def test_links_in_a_dataset_are_neither_read_nor_written_through(recorded: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if name == "failed":
+        elsewhere.mkdir()
+    else:
+        (recorded / name).rename(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / "seed9_ep00000000.npz").write_text("of another")
+    (recorded / name).symlink_to(elsewhere)
+    before = sorted(elsewhere.iterdir()) if elsewhere.is_dir() else elsewhere.read_bytes()
+    for call in (EpisodeDataset, verify_dataset, lambda path: EpisodeRecorder(path, resume=True)):
+        with pytest.raises(DataError, match=rf"{name}: cannot be read: symbolic links are not followed"):
+            call(recorded)
+    assert before == (sorted(elsewhere.iterdir()) if elsewhere.is_dir() else elsewhere.read_bytes())
+
+
+def test_a_journal_that_is_a_pipe_or_has_an_endless_line_is_refused(recorded: Path) -> None:
+    journal = recorded / "journal.jsonl"
+    with journal.open("ab") as file:
+        file.truncate(4 << 30)  # sparse
+    with pytest.raises(DataError, match=r"journal\.jsonl: expected lines of at most 16,777,216 bytes"):
+        EpisodeDataset(recorded)
+    journal.unlink()
+    os.mkfifo(journal)
+    with pytest.raises(DataError, match=r"journal\.jsonl: cannot be read: expected a plain file"):
+        EpisodeDataset(recorded)
 
 
 @pytest.mark.parametrize("line", ["[]", "7", "null", '"x"', "{}"])

@@ -30,10 +30,11 @@ from headrace import files
 from headrace.errors import ConfigError, DataError, StorageError, installed_version
 from headrace.evaluation._result import EpisodeResult
 from headrace.files import (
+    LINE_LIMIT,
     append,
     lock_file,
     open_untrusted,
-    parsing,
+    read_lines,
     read_record,
     storage_error,
     sync,
@@ -295,7 +296,8 @@ def _as_lines(lines: Iterable[dict[str, Any]]) -> bytes:
 
 def _torn_header(path: Path) -> bool:
     """Whether a file is the beginning of a header: a full disk or a crash came before anything was played."""
-    raw, begin = path.read_bytes(), f'{{"format": "{FORMAT}"'.encode()
+    with open_untrusted(path) as file:
+        raw, begin = file.readline(LINE_LIMIT), f'{{"format": "{FORMAT}"'.encode()
     return b"\n" not in raw and raw[: len(begin)] == begin[: len(raw)]
 
 
@@ -402,11 +404,9 @@ class JournalContent(NamedTuple):
 
 def read_journal(path: Path) -> JournalContent:
     """Read a journal; a last line that was cut off is left out."""
-    with parsing(path), open_untrusted(path) as file:
-        raw = file.read()
-    whole = raw[: raw.rfind(b"\n") + 1]
+    lines = list(read_lines(path))
     try:
-        first, *others = [json.loads(line) for line in whole.splitlines()]
+        first, *others = map(json.loads, lines)
         if first.get("format") != FORMAT:
             raise DataError(f"{path}: expected a journal of format {FORMAT!r}, got {first.get('format')!r}")
         header = parse_header(first, str(path))
@@ -418,7 +418,9 @@ def read_journal(path: Path) -> JournalContent:
     if noted:
         every = [header.circumstances, *[found.circumstances for found in noted]]
         header = Header(identity=header.identity, circumstances=common_values(every))
-    return JournalContent(header, set[int]().union(*[read_ranges(plan, str(path)) for plan in plans]), rows, len(whole))
+    return JournalContent(
+        header, set[int]().union(*[read_ranges(plan, str(path)) for plan in plans]), rows, sum(map(len, lines))
+    )
 
 
 def read_header(path: Path) -> Header | None:

@@ -22,7 +22,7 @@ from headrace.evaluation._journal import (
     row_to_json,
 )
 from headrace.evaluation._result import Counters, EpisodeResult, Evaluation
-from headrace.files import open_untrusted, read_json
+from headrace.files import LINE_LIMIT, open_untrusted, read_json
 
 _FORMAT = "headrace-evaluation-table-1"
 _NEW = ("rows_verified", "rows_checking")
@@ -139,7 +139,7 @@ def _is_journal(path: Path) -> bool:
     """Whether the first line alone is an object of the journal's format."""
     try:
         with open_untrusted(path) as file:
-            first: object = json.loads(file.readline())
+            first: object = json.loads(file.readline(LINE_LIMIT))
     except (ValueError, RecursionError):
         return False
     return isinstance(first, dict) and cast("dict[str, object]", first).get("format") == JOURNAL

@@ -37,6 +37,7 @@ from headrace.files import (
     append,
     claim,
     read_json,
+    read_lines,
     read_record,
     storage_error,
     sync,
@@ -227,23 +228,22 @@ def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
     """
     entries: list[JournalEntry] = []
     good = 0
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}; this is not a whole dataset") from error
-    for number, line in enumerate(lines[:-1], start=1):
+    if links := [group for group in _GROUPS if (path.parent / group).is_symlink()]:
+        raise DataError(f"{path.parent / links[0]}: cannot be read: symbolic links are not followed")
+    lines = read_lines(path)
+    for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}"
         try:
             content: object = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number == len(lines) - 1 and not lines[-1]:
+            if next(lines, None) is None:
                 break
             raise DataError(f"{where}: not a journal line ({error}); the journal is damaged") from error
         entry = read_record(JournalEntry, content, where, strict=True)
         if entry.file not in {f"{group}/{entry.file_name}" for group in _GROUPS}:
             raise DataError(f"{where}: file: expected episodes/{entry.file_name}, got {entry.file!r}")
         entries.append(entry)
-        good += len(line) + 1
+        good += len(line)
     return entries, good
 
 
@@ -286,12 +286,11 @@ class EpisodeStore:
                 )
         else:
             write_whole(file, text)
-        if self._journal.exists():
-            self.entries, whole = read_journal(self._journal)
-            if whole != self._journal.stat().st_size:
-                truncate(self._journal, whole)
-        else:
+        if not self._journal.exists():
             write_whole(self._journal, b"")
+        self.entries, whole = read_journal(self._journal)
+        if whole != self._journal.stat().st_size:
+            truncate(self._journal, whole)
         for entry in self.entries:
             entry.check(self.path)
         self._keys = {entry.key for entry in self.entries}
