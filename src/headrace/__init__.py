@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from headrace.types import StackSpec as StackSpec
     from headrace.types import Step as Step
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __getattr__, __dir__ = lazy_exports(__name__, __file__)
 
