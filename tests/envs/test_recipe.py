@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import headrace
 from headrace import EnvRecipe, errors
+from headrace.evaluation import Evaluation
 
 RECIPE = EnvRecipe("cartpole", num_envs=3, seed=5, threads=1, overrides={"episode_length": 4}, autoreset="disabled")
 
@@ -134,3 +138,17 @@ def test_ids_go_on_from_explicit_ones_in_steps_of_the_stride(source) -> None:
     env.reset(options={"reset_mask": torch.tensor([True, False])})
     assert env.episode_ids.tolist() == [34, 25]
     env.close()
+
+
+def test_a_seed_of_numpy_is_a_number_and_arrays_are_refused(tmp_path: Path) -> None:
+    drawn: Any = np.int64(7)
+    recipe = EnvRecipe("cartpole", seed=drawn)
+    recipe.save(tmp_path / "recipe.json")
+    assert EnvRecipe.load(tmp_path / "recipe.json") == EnvRecipe("cartpole", seed=7)
+    for env in ("cartpole", recipe.make(autoreset="disabled")):
+        found = headrace.evaluate(env, lambda obs: 0 * obs["policy"][:, :1], episodes=1, seed=drawn, progress=False)
+        found.save(tmp_path / f"{type(env).__name__}.json")
+        assert Evaluation.load(tmp_path / f"{type(env).__name__}.json").episodes == found.episodes
+    for seed in (np.array([1, 2]), torch.tensor(3), "3", True):
+        with pytest.raises(errors.ConfigError, match="expected a number of 64 bits"):
+            EnvRecipe("cartpole", seed=seed)

@@ -17,8 +17,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.metadata import entry_points
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
 
 from headrace._gymnasium_ids import ENTRY, FOREIGN, GYMNASIUM, IDS
 from headrace._named import import_module
@@ -354,6 +355,7 @@ class EnvRecipe:
                 f"{self.executor!r}"
             )
         object.__setattr__(self, "overrides", dict(self.overrides))
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
     def __eq__(self, other: object) -> bool:
         """Return whether every field is the same.
@@ -378,7 +380,6 @@ class EnvRecipe:
                 file; ``threads`` of a bridged environment step it.
         """
         changes = {name: value for name, value in changes.items() if value is not None}
-        check_seed(changes.get("seed", 0))
         if isinstance(source, EnvRecipe):
             for name, value in changes.items():
                 if source.replace(**{name: value}) != source:
@@ -539,12 +540,13 @@ def check_count(name: str, value: object, *, most: int | None = None) -> None:
         raise ConfigError(f"{name}: expected at most {most:,}, got {value:,}; memory is allocated for all of them")
 
 
-def check_seed(seed: object) -> None:
-    """Refuse what is not one number of 64 bits."""
-    if not isinstance(seed, SupportsIndex) or isinstance(seed, bool) or not -(2**63) <= seed.__index__() < 2**63:
+def check_seed(seed: object) -> int:
+    """Return a seed as a Python integer; refuse what is not one number of 64 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
         raise ConfigError(
             f"seed (--seed): expected a number of 64 bits, got {seed!r}; pass 0, 1, 2, …; a suite has several seeds"
         )
+    return int(seed)
 
 
 def check_autoreset(autoreset: str) -> None:

@@ -66,7 +66,7 @@ class PlayCfg:
             number: object = getattr(self, name)
             if number is not None and not (isinstance(number, int | float) and least < number < math.inf):
                 raise ConfigError(
-                    f"{name}: expected a number{' above 0' if least == 0 else ''}, or None, got {number!r}"
+                    f"{name}: expected a number{' of seconds above 0' if least == 0 else ''}, or None, got {number!r}"
                 )
         if self.mapping is not None and not hasattr(self.mapping, "fill"):
             raise ConfigError(f"mapping: expected a headrace.policies.ObservationMap, got {self.mapping!r}")

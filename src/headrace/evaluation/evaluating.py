@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from headrace.envs.recipe import EnvRecipe, check_seed
+from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError, HeadraceError, require_extra
 from headrace.evaluation.cfg import JournalCfg, PlayCfg, WorkersCfg
 from headrace.files import check_new, check_writable
@@ -83,7 +83,6 @@ def evaluate(
     from headrace.evaluation.scheduling import EpisodePlan
     from headrace.policies.load_policy import find_policy, find_task
 
-    check_seed(0 if seed is None else seed)
     recipe = _recipe(env, num_envs=num_envs, seed=seed, overrides=overrides)
     made = None if recipe is not None else cast("AnyEnv", env)
     # workers load what module:name names on their own

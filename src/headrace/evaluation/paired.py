@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from rich.console import Console
 
-from headrace.envs.recipe import EnvRecipe, check_seed
+from headrace.envs.recipe import EnvRecipe
 from headrace.errors import ConfigError
 from headrace.evaluation._result import EpisodeResult, Evaluation, format_number, format_percent
 from headrace.evaluation._result_files import total_counters
@@ -138,7 +138,6 @@ def evaluate_paired(
         films: new directory for films of the episodes that flipped, of both arms.
         progress: show the preflights and progress bars.
     """
-    check_seed(0 if seed is None else seed)
     recipe = EnvRecipe.of(env, NUM_ENVS, num_envs=num_envs, seed=seed, overrides=overrides)
     found = [find_policy(source, recipe.source) for source in (policy, against)]
     cfgs = [play, play if against_play is None else against_play]

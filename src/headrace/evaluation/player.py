@@ -88,7 +88,6 @@ class Player:
                 f'evaluate: expected an environment with autoreset="disabled", got {env.autoreset!r}; '
                 'headrace.make(…, autoreset="disabled") makes one'
             )
-        check_seed(seed)
         rule = make_admission(cfg.admission)
         for name in ("batching", "timeout"):
             if getattr(cfg, name) is not None and not isinstance(cfg.engine, str):
@@ -111,7 +110,7 @@ class Player:
             self._engine, self._places = make_engine(cfg.engine, self._policy, formed, cfg.timeout), formed.places
         else:
             self._engine, self._places = cfg.engine, getattr(cfg.engine, "places", None)
-        self._env, self._cfg, self._rule, self._seed = env, cfg, rule, seed
+        self._env, self._cfg, self._rule, self._seed = env, cfg, rule, check_seed(seed)
         self.preflight = compare_features(self._policy, env, _chunk_row(self._policy, self._lengths), cfg.mapping)
         """What the policy states, compared with what the environment gives."""
         self.running: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)

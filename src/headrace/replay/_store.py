@@ -297,7 +297,7 @@ class StackCheck:
         """Whether an environment has so few transitions that all of its frames are compared."""
         self._writes = 0
 
-    def check_step(self, write: Write, *, every: bool) -> None:
+    def check_step(self, write: Write, *, every: bool = False) -> None:
         """Raise unless the next observations of a step are its observations and one more frame; see :meth:`check`."""
         ended = write.terminated | write.truncated
         for which, after in ((~ended).nonzero()[0], write.next_of), (ended.nonzero()[0], write.final_of):
