@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,13 @@ def test_a_slowdown_of_2_percent_is_not_called_regressed_however_significant() -
     assert row.verdict == "unchanged"
     assert row.p is not None
     assert row.p < 0.01
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_numbers_near_the_largest_there_is_are_compared() -> None:
+    found = compare(*in_turns([1e-5] * 10, [1e305] * 10))
+    assert verdict(found) == "regressed"
+    assert all(row.effect is None or math.isfinite(row.effect) for row in found.rows)
 
 
 def test_a_run_compared_with_itself_is_unchanged() -> None:

@@ -105,7 +105,8 @@ def _row(sample: Sample, tested: _Tested | None, level: _Level) -> MetricCompari
     verdict, reason = _verdict(sample, tested, level)
     if tested is None:
         return MetricComparison(sample, None, None, None, None, "", verdict, reason)
-    back: Callable[[float], float] = math.expm1 if sample.scale == "relative" else float
+    # no number is larger than e to the power of 709
+    back: Callable[[float], float] = (lambda edge: math.expm1(min(edge, 709))) if sample.scale == "relative" else float
     effect, low, high = (None if edge is None or math.isnan(edge) else back(edge) for edge in tested.shift)
     return MetricComparison(sample, effect, low, high, tested.p, tested.test, verdict, reason)
 
