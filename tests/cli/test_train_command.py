@@ -155,7 +155,7 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_the_training_when_the_iteration_is_whole_and_saved(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import os
     import signal
@@ -171,6 +171,7 @@ def test_a_signal_ends_the_training_when_the_iteration_is_whole_and_saved(
 
     monkeypatch.setattr(headrace.BatchEnv, "step", interrupted)
     assert trained("runs/one", "--iterations", "50") == 128 + signal.Signals[name]
+    assert "--resume-from runs/one --iterations 48\n" in capsys.readouterr().err
     bundle = training_bundle("runs/one")
     assert (bundle.run.status, bundle.run.status_reason) == ("interrupted", "Ctrl-C" if name == "SIGINT" else name)
     assert bundle.runtime.iterations_completed == 2
@@ -178,6 +179,18 @@ def test_a_signal_ends_the_training_when_the_iteration_is_whole_and_saved(
     assert bundle.checkpoint.iteration == 2
     assert sorted(path.name for path in Path("runs/one/checkpoints").iterdir()) == ["best.pt", "last.pt", "resume-2.pt"]
     assert trained("rest", "--iterations", "1", "--resume-from", "runs/one") == 0
+
+
+def test_ctrl_c_before_the_first_iteration_offers_nothing_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: headrace.BatchEnv, *words: torch.Tensor) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(headrace.BatchEnv, "step", interrupted)
+    assert trained("runs/one", "--iterations", "50") == 130
+    assert "continue with" not in capsys.readouterr().err
+    assert not Path("runs/one/checkpoint.json").exists()
 
 
 def test_a_second_ctrl_c_ends_the_training_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

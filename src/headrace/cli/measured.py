@@ -155,31 +155,29 @@ class TrainOptions:
 def _train(given: TrainOptions) -> int:
     if given.rule is not None and not given.check_success:
         raise ConfigError("--success-threshold, --success-window, --success-rule: expected --check-success with them")
-    first: int | None = None
+    count = 0  # iterations that are complete
     output: Path | None = None
     rank, _ = read_ranks()
 
     def begin(directory: Path) -> None:
         nonlocal output
         output = directory
-        if rank:  # of several processes, the first speaks
-            return
-        say(f"checkpoints go to {directory / 'checkpoints'}", stderr=True)
+        if not rank:  # of several processes, the first speaks
+            say(f"checkpoints go to {directory / 'checkpoints'}", stderr=True)
 
     with progress_bar(f"training with {given.library or 'headrace'}", given.iterations) as update:
         shown = Console(stderr=True)
 
         def after(done: Iteration) -> None:
-            nonlocal first
-            first = done.number - 1 if first is None else first
+            nonlocal count
+            count += 1
             if draws_bars(shown):
-                update(done.number - first)
+                update(count)
             elif not rank:
                 returns = (
                     f"mean return {done.finished.returns.mean():,.2f}" if len(done.finished) else "no episode ended"
                 )
-                spent = sum(done.times)
-                say(f"iteration {done.number - first} of {given.iterations}: {returns}, {spent:.2f} s", stderr=True)
+                say(f"iteration {count} of {given.iterations}: {returns}, {sum(done.times):.2f} s", stderr=True)
 
         try:
             settings = keywords(given)
@@ -188,8 +186,9 @@ def _train(given: TrainOptions) -> int:
             settings["ppo"] = _ppo(given.ppo, given.resume_from)
             result = train(**settings, stop=stop, on_begin=begin, on_iteration=after)
         except KeyboardInterrupt:
-            if output is not None:
-                say(f"continue with: headrace train {given.task} --resume-from {output}", stderr=True)
+            if count:  # else there is no checkpoint
+                more = f"{given.task} --resume-from {output} --iterations {given.iterations - count or 1}"
+                say(f"continue with: headrace train {more}", stderr=True)
             raise
     if rank:
         return 0
