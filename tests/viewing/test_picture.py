@@ -113,6 +113,21 @@ def test_a_renderer_is_chosen_for_pictures_videos_and_the_view(tmp_path: Path, c
         assert "did you mean 'negative'" in capsys.readouterr().err
 
 
+def test_a_picture_knows_the_renderers_that_the_module_of_the_task_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pictured_task.py").write_text(
+        "from headrace.envs.registry import task_entry\n"
+        "from headrace.sim import NativeCamera\n"
+        "from headrace.sim.camera.names import register_camera\n"
+        "register_camera('of-a-module', lambda model, spec, threads: NativeCamera(model, spec, threads=threads))\n"
+        "TASK = task_entry('pusher-camera')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = headrace.viewing.picture("pictured_task:TASK", renderer="of-a-module", **SIZE)
+    assert np.array_equal(found.values, headrace.viewing.picture("pusher-camera", **SIZE).values)
+
+
 def test_a_video_is_drawn_with_the_chosen_renderer(tmp_path: Path) -> None:
     from headrace.recording._video import decode_frames
 

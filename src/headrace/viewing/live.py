@@ -316,10 +316,10 @@ def view(
     from headrace.policies.load_policy import find_policy
     from headrace.sim.camera.names import check_camera_name
 
-    check_camera_name(renderer)
     if not 0 <= port <= 65535:
         raise ConfigError(f"port (--port): expected 0 to 65535, got {port}")
     recipe = enable_drawing(EnvRecipe.of(task, _NUM_ENVS, **env))
+    check_camera_name(renderer)  # the module of the task may have registered it
     if recipe.bridged and (renderer != "native" or camera is not None):
         raise ConfigError(
             f"renderer, camera (--renderer, --camera): expected a task of ours with them, got "

@@ -89,16 +89,17 @@ def picture(
     check_new(path, "output")
     if num_steps < 0:
         raise ConfigError(f"num_steps (--num-steps): expected 0 or more, got {num_steps}")
+    file = task if isinstance(task, str) and task.endswith(MODEL_SUFFIXES) else None
+    if file is not None and (seed is not None or overrides):
+        raise ConfigError(f"seed, overrides: expected none with {task!r}, a model file, got {seed}, {overrides}")
+    # imports the module of the task, which may register a renderer
+    recipe = None if file is not None else EnvRecipe.of(task, 1, seed=seed, overrides=overrides)
     # refuses a kind, a renderer or a size that is not there before anything is made
     wanted = CameraSpec(name=camera or "", width=width, height=height, data_types=(kind,))
     ImageSpec(camera=wanted, kind=kind, renderer=renderer)
-    if isinstance(task, str) and task.endswith(MODEL_SUFFIXES):
-        if seed is not None or overrides:
-            raise ConfigError(f"seed, overrides: expected none with {task!r}, a model file, got {seed}, {overrides}")
-        values, image = _model_picture(task, wanted, kind, renderer, num_steps)
-        return _write(path, values, image)
-    recipe = EnvRecipe.of(task, 1, seed=seed, overrides=overrides)
-    if recipe.bridged:
+    if recipe is None:
+        values, image = _model_picture(cast("str", file), wanted, kind, renderer, num_steps)
+    elif recipe.bridged:
         if camera is not None or kind != "rgb" or renderer != "native":
             raise ConfigError(
                 f"camera, kind, renderer: expected none with {recipe.source!r}, which draws itself, got {camera!r}, "
