@@ -298,6 +298,22 @@ def test_a_simulator_that_fails_is_a_clear_error(other_python: str, fault: str, 
 
 
 @pytest.mark.usefixtures("nobody_left")
+def test_an_interpreter_by_name_is_the_one_on_the_path(
+    other_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = Path(other_python)
+    monkeypatch.setenv("PATH", str(python.parent), prepend=os.pathsep)
+    file = tmp_path / "toy.yaml"
+    file.write_text(f"source: entry:{TOY}:Walk\npython: {python.name}\nnum_envs: 1\n")
+    env = headrace.EnvRecipe.load(file).make()
+    env.reset()
+    assert env.num_envs == 1
+    env.close()
+    with pytest.raises(ConfigError, match="python: expected an interpreter with a source entry:module:name"):
+        headrace.EnvRecipe(f"entry:{TOY}:Walk")
+
+
+@pytest.mark.usefixtures("nobody_left")
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -313,6 +329,7 @@ def test_a_simulator_that_fails_is_a_clear_error(other_python: str, fault: str, 
         ({"entry": f"{TOY}:Fickle", "workers": 1}, ConfigError, "expected the spaces of environment 0"),
         ({"entry": None}, ConfigError, "entry: expected module:name"),
         ({"address": "tcp://localhost:1"}, ConfigError, "expected python= or address="),
+        ({"python": None}, ConfigError, "for this interpreter pass python=sys.executable"),
         ({"timeout": 0.0}, ConfigError, "expected more than 0 seconds"),
         ({"num_envs": 1.5}, ConfigError, "num_envs: expected an integer"),
         ({"source": "CartPole-v1"}, ConfigError, "expected no source"),

@@ -66,7 +66,8 @@ class ForeignSource:
     def __post_init__(self) -> None:
         if (self.python is None) == (self.address is None):
             raise ConfigError(
-                f"bridge: expected python= or address=, got python={self.python!r}, address={self.address!r}"
+                f"bridge: expected python= or address=, got python={self.python!r}, address={self.address!r}; for this "
+                "interpreter pass python=sys.executable, or a list of functions that make environments"
             )
         if (self.python is None) != (self.entry is None):
             raise ConfigError(

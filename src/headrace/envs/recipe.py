@@ -329,7 +329,7 @@ class EnvRecipe:
         if (self.python is not None) != self.source.startswith(ENTRY):
             raise ConfigError(
                 f"python: expected an interpreter with a source {ENTRY}module:name, and with no other, got "
-                f"{self.python!r} with {self.source!r}; on the command line, name a recipe file that says both"
+                f"{self.python!r} with {self.source!r}; a recipe file says both (python: python for that on the PATH)"
             )
         if not isinstance(self.timeout, int | float) or not self.timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # files say anything
             raise ConfigError(f"timeout: expected more than 0 seconds, got {self.timeout!r}")
