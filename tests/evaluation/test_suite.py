@@ -170,3 +170,10 @@ def test_a_film_of_something_else_is_an_error(tmp_path: Path) -> None:
             batching="fast",  # a strict evaluation finds out before the film
             progress=False,
         )
+
+
+def test_the_command_refuses_episodes_with_a_suite_and_names_trials(
+    suite: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(suite), "--policy", f"{HERE}:Listener", "--episodes", "2"]) == 2
+    assert "--episodes: expected none with a suite; a file has its own, --trials N is for" in capsys.readouterr().err

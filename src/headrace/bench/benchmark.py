@@ -259,7 +259,8 @@ class RunCfg:
     """Where the result of a measured run goes, in which forms, and what the run is called."""
 
     output: str | Path | None = None
-    """Where to write the result (default: ``runs/<run id>``; nothing is overwritten)."""
+    """Where to write the result: a new file, or a new directory of several files (default: ``runs/<run id>``; nothing
+    is overwritten)."""
     formatters: Sequence[str] = ("schema",)
     """Forms of the result: schema (the bundle), isaaclab, summary, or module:function, which makes a text of a bundle.
     Without any, no file is written."""

@@ -243,7 +243,7 @@ def _suite(given: EvaluateOptions, suite: str | tuple[SuiteTask, ...], settings:
     named |= {"--seed": given.env.get("seed"), "--set": given.env.get("overrides")}
     for option, value in (named | {"--instruction": given.play.instruction}).items():
         if value is not None:
-            raise ConfigError(f"{option}: expected none with a suite, which has its own, or takes none")
+            raise ConfigError(f"{option}: expected none with a suite; a file has its own, --trials N is for the others")
     found = evaluate_suite(suite, num_envs=given.env.get("num_envs"), threads=given.env.get("threads"), **settings)
     Console().print(found.summary())
     return _exit_code(found.interrupt, found.unfinished)

@@ -83,7 +83,7 @@ class Shared:
     num_steps: int
     """Steps of the batch."""
     output: str
-    """Where to write the result."""
+    """Where to write the result: a new file, or a new directory of several files."""
     overrides: Mapping[str, object]
     """Settings of the task by path, or arguments of a Gymnasium environment."""
     port: int

@@ -93,7 +93,7 @@ class NewOptions:
     model: str | None = None
     """An MJCF or URDF file of the robot (default: a small arm)."""
     output: str | None = None
-    """Where to write the result (default: NAME, here)."""
+    """Where to write the result: a new file, or a new directory of several files (default: NAME, here)."""
 
 
 def _new(given: NewOptions) -> int:
