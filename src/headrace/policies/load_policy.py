@@ -167,8 +167,6 @@ def find_policy(
         return FoundPolicy(source=source, kind="object")
     text = None if source is None else str(source)
     if text is None and task == _WORDS:
-        from headrace.policies.load_policy import PusherWordsPolicy
-
         return FoundPolicy(source=PusherWordsPolicy(), kind="object")
     if text is not None and text.partition("://")[0] in _SERVERS and "://" in text:
         remote = RemoteCfg(text, api_key=os.environ.get("HEADRACE_API_KEY") or None)
