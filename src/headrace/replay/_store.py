@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -28,9 +28,8 @@ from headrace.replay._blocks import (
 from headrace.replay._pool import FramePool, Sourced, Write, Written
 from headrace.replay._samplers import Picked, Sampler
 from headrace.replay._spec import LeafSpec, StoreSpec
-from headrace.replay._stepping import Stepping
-from headrace.replay.ring import CUT, TERMINATED, TRUNCATED
-from headrace.replay.row_space import RowSpace, shifts_differ
+from headrace.replay.ring import CUT, NO_ROW, TERMINATED, TRUNCATED, Float32s, write_step
+from headrace.replay.row_space import WRITE_SHARE, RowSpace, shifts_differ
 from headrace.types import StackSpec
 
 _CUTS_TO_WARN = 64
@@ -276,6 +275,73 @@ class Store:
         """Sync everything to the disk; called with the lock held."""
         self.memory.flush()
         self._kept.set_flushed(self.pool.counts)
+
+
+_NO_IDS = np.empty(0, np.int64)
+
+
+class Stepping:
+    """Writes plain steps by one call of a kernel: what is stored already is compared, what is new is copied.
+
+    Nearly every write is of this kind. Others are left to :meth:`FramePool.write`, with which the tests compare this
+    one: observations that do not follow, stacks that are interleaved or compressed, and steps so large that several
+    threads pay.
+    """
+
+    def __init__(self, spec: StoreSpec, pool: FramePool, columns: Mapping[str, RowSpace], rewards: Float32s) -> None:
+        self._pool, self._columns, self._rewards, self._leaves = pool, columns, rewards, spec.leaves
+        observed = sum(leaf.observed.nbytes for leaf in spec.leaves)
+        few = spec.num_envs * observed < 2 * WRITE_SHARE
+        self.possible = few and spec.codec is None and all(leaf.outer == 1 for leaf in spec.leaves)
+        """Whether steps of this store may be plain."""
+        self._blank = np.zeros(max(leaf.frame.nbytes for leaf in spec.leaves), np.uint8)
+        self._sizes = np.array([pool.length, pool.history, pool.first_side_row, self._blank.ctypes.data])
+        self._reserved = 0
+
+    def _make_table(self) -> None:
+        """Note where all rows are."""
+        spaces = [(self._pool.rows[leaf.name], leaf.frames, leaf.zero_filled) for leaf in self._leaves]
+        spaces += [(space, 0, False) for space in self._columns.values()]
+        rows = [
+            [space.shift, space.row_bytes, frames, zero, *space.addresses.tolist()]
+            for space, frames, zero in spaces
+            if isinstance(space, RowSpace)
+        ]
+        self._table = np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
+        self._pointers = np.zeros((3, len(rows)), np.int64)
+        self._reserved = self._pool.reserved
+
+    def write(self, write: Write, at: int, frame: int) -> Written | None:
+        """Store a transition of each environment; None, and nothing is stored, where this is no plain step.
+
+        Frame ``frame`` of the stack of transition ``at`` is compared with the next observation.
+        """
+        pool, ids, ended = self._pool, write.ids, write.terminated | write.truncated
+        n = ids.shape[0]
+        marks, out, taken = np.zeros((2, n), np.bool_), np.empty((6, n), np.int64), _NO_IDS
+        out[4:] = NO_ROW
+        if count := int(np.count_nonzero(ended)):
+            out[4, ended] = taken = pool.side.take(count)
+            pool.reserve()
+        if pool.reserved != self._reserved:
+            self._make_table()
+        pointers, following, final = self._pointers, write.next_of(_NO_IDS)[0], write.final_of(_NO_IDS)[0]
+        for j, leaf in enumerate(self._leaves):
+            for k, observed in enumerate((write.obs, following, final)):
+                pointers[k, j] = observed[leaf.name].data_ptr()
+        for j, name in enumerate(self._columns, len(self._leaves)):
+            pointers[0, j] = write.columns[name].data_ptr()
+        found = write_step(
+            ids, write.terminated, write.truncated, write.reward, at, frame,
+            self._sizes, pool.heads, pool.ring, self._rewards, self._table, pointers, marks, out,
+        )  # fmt: skip
+        if not found:
+            pool.side.singles.extend(taken.tolist())
+            return None
+        if found > 1:
+            pool.side.free(out[1], out[2])
+        rows = out[3]
+        return Written(env_ids=ids, positions=out[0], rows=rows, steps=pool.flat_steps[rows], ended=ended, cut=marks[1])
 
 
 _THOROUGH = 100

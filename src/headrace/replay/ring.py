@@ -13,9 +13,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._kernels.compiled import inline, kernel
+from headrace._kernels.compiled import helper, inline, kernel
 from headrace.replay._blocks import Int64s
-from headrace.replay.row_space import Bools
+from headrace.replay.row_space import Bools, memcmp, memcpy
 
 Flags: TypeAlias = NDArray[np.uint8]
 Int32s: TypeAlias = NDArray[np.int32]
@@ -32,6 +32,8 @@ CUT = 4
 """The caller broke the trajectory off after this transition: reset, or went on from another observation."""
 ENDED = TERMINATED | TRUNCATED | CUT
 NO_ROW = -1
+_FIXED = 4
+"""Columns of the table before the addresses of shards."""
 
 
 @kernel()
@@ -268,3 +270,84 @@ def last_of_trajectory(envs: Int64s, positions: Int64s, counts: Int64s, flags: F
         while p + 1 < counts[e] and flags[e, p % slots] & ENDED == 0:
             p += 1
         out[b] = p
+
+
+@inline
+def _address(table: Int64s, j: int, row: int) -> int:
+    return table[j, _FIXED + (row >> table[j, 0])] + (row & ((1 << table[j, 0]) - 1)) * table[j, 1]
+
+
+@helper
+def _follows(e: int, count: int, starts: bool, sizes: Int64s, ring: Ring, table: Int64s, pointers: Int64s) -> bool:
+    """Return whether the observation of environment e is, bit for bit, what is stored, or begins an episode."""
+    slots = ring[1].shape[1]
+    start = count - 1 - ring[1][e, (count - 1) % slots]
+    for j in range(table.shape[0]):
+        size, frames, zero = table[j, 1], table[j, 2], table[j, 3] != 0
+        here, stack = pointers[0, j] + e * frames * size, (frames, zero, sizes[1], sizes[2])
+        for f in range(frames - starts):
+            there = sizes[3]
+            if not starts:
+                p = count - frames + 1 + f
+                row = e * slots + p % slots if p >= start else frame_row(e, p, start, NO_ROW, ring, stack)
+                there = _address(table, j, row) if row >= 0 else there
+            elif not zero:
+                there = here + (frames - 1) * size
+            if memcmp(there, here + f * size, size) != 0:
+                return False
+    return True
+
+
+@kernel()
+def write_step(
+    ids: Int64s, terminated: Bools, truncated: Bools, reward: Float32s, at: int, frame: int,
+    sizes: Int64s, heads: Int64s, ring: Ring, rewards: Float32s, table: Int64s, pointers: Int64s,
+    marks: Bools, out: Int64s,
+) -> int:  # fmt: skip
+    """Write a transition of each environment and return 1, or 2 if side rows are freed; or 0, and nothing is written.
+
+    Frame ``frame`` of stack ``at`` is compared with the next observation.
+
+    ```
+    sizes     transitions of a ring; frames of history; the first side row; address of a frame of zeros
+    table     of each leaf, then of each column: shift; bytes per row; frames, 0 for a column; zero-filled; shards
+    pointers  observations, or columns; next observations; last observations where a trajectory ends   (3, J)
+    marks     whether a trajectory starts; zeros                                                       (2, n)
+    out       positions; freed side rows; freed blocks; rows; rows of last frames; NO_ROW              (6, n)
+    ```
+    """
+    counts, floors, flags = heads[0], heads[2], ring[0]
+    slots = flags.shape[1]
+    starts, finals = marks[0], out[4]
+    for i in range(ids.shape[0]):
+        e = ids[i]
+        count = int(counts[e])
+        starts[i] = count == floors[e] or (flags[e, (count - 1) % slots] & ENDED) != 0
+        if not _follows(e, count, starts[i], sizes, ring, table, pointers):
+            return 0
+    for j in range(table.shape[0]):
+        size, frames = table[j, 1], table[j, 2]
+        if frames > 1:
+            place = (ids[at] * frames + frame % (frames - 1)) * size
+            later = pointers[2 if terminated[at] or truncated[at] else 1, j]
+            if memcmp(later + place, pointers[0, j] + place + size, size) != 0:
+                return 0
+    for i in range(ids.shape[0]):
+        e = ids[i]
+        row, following = e * slots + counts[e] % slots, e * slots + (counts[e] + 1) % slots
+        for j in range(table.shape[0]):
+            size, frames = table[j, 1], table[j, 2]
+            newest = (e * frames + frames - 1) * size
+            if frames == 0:
+                memcpy(_address(table, j, row), pointers[0, j] + e * size, size)
+                continue
+            if starts[i]:
+                memcpy(_address(table, j, row), pointers[0, j] + newest, size)
+            if finals[i] >= 0:
+                memcpy(_address(table, j, sizes[2] + finals[i]), pointers[2, j] + newest, size)
+            memcpy(_address(table, j, following), pointers[1, j] + newest, size)
+        rewards[row] = reward[i]
+        out[3, i] = row
+    sides = finals, out[5]
+    freed = advance(ids, starts, terminated, truncated, marks[1], sides, sizes[0], sizes[1], heads, ring, out)
+    return 2 if freed else 1
