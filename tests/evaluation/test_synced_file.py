@@ -74,6 +74,20 @@ def test_what_is_older_than_the_bound_is_on_disk_when_an_append_returns(path, mo
     assert WITHIN_S == 1.0  # as the pages say
 
 
+def test_a_slow_sync_is_remembered_by_those_that_follow(path, monkeypatch):
+    monkeypatch.setattr(_journal, "_LINGER_S", 0.0)
+    disk = WatchedDisk()
+    monkeypatch.setattr(files, "disk", disk)
+    file = SyncedFile(path)
+    for number, seconds in enumerate((0.5, 0.0, 0.0), 1):
+        disk.seconds = seconds
+        file.append(b"x")
+        while disk.syncs < number:
+            time.sleep(0.001)
+    file.close()
+    assert file._took >= 0.3  # a sync that may take this long begins so much earlier
+
+
 def test_a_failed_sync_cuts_the_file_to_what_is_on_disk_and_the_next_call_says_so(path, monkeypatch):
     monkeypatch.setattr(_journal, "_LINGER_S", 0.0)
     file = SyncedFile(path)

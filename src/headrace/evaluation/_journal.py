@@ -179,7 +179,7 @@ class SyncedFile:
         self._syncs_since: float | None = None
         """The same of the content that is being synced."""
         self._took = WITHIN_S / 4
-        """Seconds of the last sync: where they are many, the next begins earlier."""
+        """Seconds of the slowest sync of late: where they are many, the next begins earlier."""
         self._changed = threading.Condition()
         self._closing = False
         self._error: BaseException | None = None
@@ -264,7 +264,7 @@ class SyncedFile:
                 return
             with self._changed:
                 self._syncs_since = None
-                self._synced, self._took = self._taken, time.monotonic() - begin
+                self._synced, self._took = self._taken, max(time.monotonic() - begin, 0.8 * self._took)
                 self._changed.notify_all()
 
     def _take(self) -> bool:
