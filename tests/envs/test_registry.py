@@ -60,6 +60,17 @@ def test_a_task_of_an_installed_package_is_found_by_its_name(package) -> None:
     assert run(code, package).split() == ["300", "reach"]
 
 
+def test_a_recipe_imports_the_package_of_its_task_so_that_its_renderers_are_known(package) -> None:
+    code = """
+    import headrace, sys
+    recipe = headrace.EnvRecipe("ant").resolve()
+    print(recipe.source, "headrace.envs.registry" in sys.modules)
+    recipe = headrace.EnvRecipe("reach").resolve()
+    print(recipe.source, "my_robots" in sys.modules)
+    """
+    assert run(code, package).split() == ["ant", "False", "reach", "True"]
+
+
 def test_a_task_of_a_module_is_found_by_module_and_name(package) -> None:
     code = """
     import headrace

@@ -16,7 +16,6 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from importlib.metadata import entry_points
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
@@ -43,7 +42,7 @@ def resolve_source(text: str) -> str:
     ``ant``.
 
     An unknown name raises an error that suggests the nearest. A module in it (``module:task``, ``gym:module:Id-v0``) is
-    imported; for names of ours and of Gymnasium nothing heavy is.
+    imported, as is that of an installed package's task; for names of ours and of Gymnasium nothing heavy is.
     """
     if text.startswith(FOREIGN):  # what it has is known over there
         return text
@@ -56,14 +55,13 @@ def resolve_source(text: str) -> str:
     if text.startswith(GYMNASIUM):
         _check_gym_id(name)
         return text
-    if colon or "headrace.envs.registry" in sys.modules:  # this process may have registered tasks
+    known = list(IDS.values())
+    # another name is that of an installed package, which may register renderers, too, or of this process
+    if colon or "headrace.envs.registry" in sys.modules or not set(spellings(name)) & set(known):
         from headrace.envs.registry import task_entry
 
         found = task_entry(text).name
         return f"{module}:{name}" if colon else found
-    known = list(IDS.values())
-    if not set(spellings(name)) & set(known):
-        known += [point.name for point in entry_points(group=ENTRY_POINTS)]
     return match_name(name, known)
 
 
