@@ -337,8 +337,8 @@ class FileHash:
 
     def check(self, path: Path, *, content: bool = True) -> None:
         """Compare a file with this; only its size if not ``content``."""
-        if not path.is_file():
-            raise DataError(f"{path}: listed, but missing; restore it from a copy")
+        if path.is_symlink() or not path.is_file():
+            raise DataError(f"{path}: listed, but missing or a link; restore it from a copy")
         size = path.stat().st_size
         if size != self.size:
             raise DataError(f"{path}: expected {self.size} bytes, got {size}; the file was cut or changed")

@@ -324,6 +324,18 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path) -> None:
         ReplayBuffer.open(tmp_path / "store")
 
 
+def test_links_in_a_checkpoint_are_not_followed(tmp_path) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "data/v0_2/stores/saved", tmp_path / "saved")
+    for file in sorted((tmp_path / "saved").glob("*.bin")):
+        target = tmp_path / "target"
+        file.rename(target)
+        file.symlink_to(target)
+        with pytest.raises(DataError, match=rf"{file.name}: .*link"):
+            ReplayBuffer.load(tmp_path / "saved")
+        target.rename(file)
+    ReplayBuffer.load(tmp_path / "saved").close()
+
+
 def test_small_things_that_went_wrong() -> None:
     half = ReplayBuffer(8, 2, ArraySpec((3,), torch.bfloat16), ACTION, codec="zstd")
     obs, no = torch.arange(6.0).view(2, 3).bfloat16(), torch.zeros(2, dtype=torch.bool)
