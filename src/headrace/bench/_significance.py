@@ -194,7 +194,7 @@ def _bisect(below: Callable[[float], bool]) -> float:
     return high
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=8)
 def _sign_patterns(count: int) -> NDArray[np.float64]:
     """Return (count, patterns) signs: all of them, or a seeded sample."""
     if 2 ** (count - 1) > _EXACT:
@@ -204,7 +204,7 @@ def _sign_patterns(count: int) -> NDArray[np.float64]:
     return 1.0 - 2.0 * bits.astype(np.float64)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=8)
 def _labels(count: int, size: int) -> NDArray[np.float64]:
     """Return (count, choices) ones where a unit is of the first side: all choices of ``size``, or a seeded sample."""
     if math.comb(count, size) > _EXACT:
