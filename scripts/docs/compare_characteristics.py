@@ -1,6 +1,6 @@
 """How often ``compare`` is right: false verdicts, wrong "unchanged" and power of every design, by simulation.
 
-``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about an hour, or less
+``python scripts/docs/compare_characteristics.py`` writes ``docs/benchmarks/comparison.md``: about half an hour, or less
 with fewer comparisons per cell (``--times``). ``--quick`` prints a small part of it. ``--check`` exits 1 and names each
 design that exceeds its bar. The tests use the same simulation with fewer repetitions.
 """
@@ -205,8 +205,9 @@ def write_page(times: int, sizes: Sequence[int], loads: Sequence[Load]) -> Page:
     page.write(
         "# How often `compare` is right",
         "",
-        f"Simulated by `python scripts/docs/compare_characteristics.py`, {times:,} comparisons per cell; in brackets "
-        "the one-sided 95 % bound of the true chance. Default options: `--alpha 0.01`, `--min-effect 0.05`.",
+        f"Simulated by `python scripts/docs/compare_characteristics.py`, {times:,} comparisons per cell, and "
+        f"{times // 5:,} in the tables of `--until-decided` and of plays; in brackets the one-sided 95 % bound of the "
+        "true chance. Default options: `--alpha 0.01`, `--min-effect 0.05`.",
         "",
         "- A sweep has ten metrics with independent noise of 3 % on a machine whose load is common to all; a false "
         "verdict is any of the ten called improved or regressed although the sides are equal.",
@@ -235,6 +236,7 @@ def write_page(times: int, sizes: Sequence[int], loads: Sequence[Load]) -> Page:
                 f"+6 % {n}, {noise}", lambda s, c=little: simulate_sweep(c, s)[:1], unchanged, UNCHANGED_BAR
             )
             page.row(str(n), f"{noise:.0%}", power, wrong)
+    page.times = times // 5
     page.table("`--until-decided`, at most 40 pairs", ("load", "false verdicts", "wrong unchanged at +6 %"))
     for load in loads:
         equal, little = (SweepCase(n=40, load=load, change=change) for change in (0.0, 0.06))
@@ -243,6 +245,7 @@ def write_page(times: int, sizes: Sequence[int], loads: Sequence[Load]) -> Page:
             f"until, +6 %, {load}", lambda s, c=little: simulate_until_decided(c, s)[:1], unchanged, UNCHANGED_BAR
         )
         page.row(load, false, wrong)
+    page.times = times
     page.table(
         "Trainings, a seed is the unit: equal sides called different", ("seeds", "design", "normal", "two-valued")
     )
@@ -258,6 +261,7 @@ def write_page(times: int, sizes: Sequence[int], loads: Sequence[Load]) -> Page:
                 for two in (False, True)
             ]
             page.row(str(n), "shared seeds" if paired else "different seeds", *cells)
+    page.times = times // 5
     page.table(
         "Plays of one policy per side",
         ("episodes", "design", "equal, called different", "100 % and 90 %, called unchanged", "60 % and 70 %, found"),

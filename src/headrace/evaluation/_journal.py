@@ -77,7 +77,8 @@ _SAME: dict[str, Callable[[object], object]] = {
 class Journal:
     """Appends rows to a file, whose only writer it is until it is closed.
 
-    Rows are in the file when ``add`` returns, and outlive the process; within a second they are on disk.
+    Rows are in the file when ``add`` returns, and outlive the process; they are on disk within a second, or the
+    next ``add`` waits, and later only where no row follows and a sync is suddenly slow.
     """
 
     def __init__(self, path: Path, header: Header, plan: Iterable[int], *, resume: bool) -> None:
