@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from importlib.metadata import entry_points
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast, get_args
@@ -55,9 +56,10 @@ def resolve_source(text: str) -> str:
     if text.startswith(GYMNASIUM):
         _check_gym_id(name)
         return text
-    known = list(IDS.values())
-    # another name is that of an installed package, which may register renderers, too, or of this process
-    if colon or "headrace.envs.registry" in sys.modules or not set(spellings(name)) & set(known):
+    known = [*IDS.values(), *(point.name for point in entry_points(group=ENTRY_POINTS))]
+    # a name that is not ours is that of an installed package, which may register renderers, too, or of this process
+    foreign = set(spellings(name)) & (set(known) - set(IDS.values()))
+    if colon or "headrace.envs.registry" in sys.modules or foreign:
         from headrace.envs.registry import task_entry
 
         found = task_entry(text).name
