@@ -62,6 +62,7 @@ ELSEWHERE = {
     "scripts/setup_libero.sh": "make test-libero, where LIBERO's assets are",
     "export HEADRACE_LIBERO_ASSETS": "make test-libero",
     "headrace libero": "make test-libero",
+    "python examples/imitate_libero.py": "make test-libero plays it small",
     "headrace tasks libero": "make test-libero",
     "headrace evaluate libero_spatial": "make test-libero",
     "headrace report runs/plain runs/moved": "make test-libero",
